@@ -1,0 +1,55 @@
+# Two commands do all the set-up: `make run` and `make test`. Everything lands in .venv and build/.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: run test lint bench clean help
+help:
+	@echo "make run    install into $(VENV), build, and serve the demo tools in the foreground"
+	@echo "make test   lint, types, C and C++ tests, Python tests"
+	@echo "make lint   ruff and mypy --strict only"
+	@echo "make bench  micro-benchmarks"
+	@echo "make clean  remove $(VENV) and build/"
+
+run: $(VENV)/.installed
+	@exec $(BIN)/broker serve
+
+test: $(VENV)/.installed-dev lint build/ctest/CMakeCache.txt
+	@$(BIN)/cmake --build build/ctest --parallel
+	@$(BIN)/ctest --test-dir build/ctest --output-on-failure
+	@$(BIN)/pytest $(PYTEST_FLAGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/pytest benchmarks --benchmark-only --benchmark-columns=min,median,mean,ops
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+
+build/ctest/CMakeCache.txt: $(VENV)/.installed-dev
+	@$(BIN)/cmake -S . -B build/ctest -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >build/ctest.log 2>&1 \
+		|| { cat build/ctest.log; exit 1; }
+
+# --- the virtual environment -----------------------------------------------------------------------------------------
+
+$(VENV)/.checked:
+	@$(PYTHON) .ci/preflight.py
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Editable: Python edits are live; an edit to C or C++ rebuilds, incrementally, in build/.
+$(VENV)/.installed: $(VENV)/.checked $(COMPILED)
+	@echo "installing into $(VENV) (a minute the first time) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the development tools ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check cmake ninja cffi yyjson -e '.[dev]'
+	@touch $@

@@ -1,0 +1,88 @@
+"""Every error once: its code, whose fault it is, what each face says for it, and whether a retry can help."""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Fault(Enum):
+    CALLER = "caller"
+    BROKER = "broker"
+    TOOL = "tool"
+
+
+class Kind(NamedTuple):
+    """One row of the table of CONTRACT §12."""
+
+    code: str
+    http: int
+    fault: Fault
+    status: str  # what a Machina caller reads in `status`
+    retry: bool  # the same call may succeed later
+    meaning: str
+
+
+def _kind(code: str, http: int, fault: Fault, retry: bool, meaning: str, status: str = "TOOL_ERROR") -> Kind:
+    return Kind(code, http, fault, status, retry, meaning)
+
+
+BAD_REQUEST = _kind("bad_request", 400, Fault.CALLER, False, "the request cannot be understood", "INVALID_PICK")
+NOT_FOUND = _kind("not_found", 404, Fault.CALLER, False, "there is no such tool", "INVALID_PICK")
+TOO_LARGE = _kind("too_large", 413, Fault.CALLER, False, "the request is over a limit")
+FORBIDDEN = _kind("forbidden", 403, Fault.CALLER, False, "the caller has no right to this")
+LEASE_REQUIRED = _kind("lease_required", 403, Fault.CALLER, False, "the tool needs a lease token")
+LEASE_REJECTED = _kind("lease_rejected", 403, Fault.CALLER, False, "the lease token does not open this tool")
+OVERLOADED = _kind("overloaded", 429, Fault.BROKER, True, "the call waited too long for a toolhost")
+BREAKER_OPEN = _kind("breaker_open", 503, Fault.BROKER, True, "the tool failed too often", "BREAKER_TRIP")
+DRAINING = _kind("draining", 503, Fault.BROKER, True, "the broker is shutting down")
+UNAVAILABLE = _kind("unavailable", 503, Fault.BROKER, True, "the toolhost cannot be started")
+INTERNAL = _kind("internal", 500, Fault.BROKER, False, "the broker made a mistake")
+TIMEOUT = _kind("timeout", 504, Fault.TOOL, True, "the tool did not answer in time; it may have run")
+CRASH = _kind("crash", 500, Fault.TOOL, True, "the toolhost died during the call; it may have run")
+BAD_REPLY = _kind("bad_reply", 500, Fault.TOOL, False, "the toolhost's reply is not JSON; the call may have run")
+REPLY_TOO_LARGE = _kind("reply_too_large", 500, Fault.TOOL, False, "the toolhost's reply is over the limit")
+TOOL_ERROR = _kind("tool_error", 500, Fault.TOOL, False, "the tool ran and failed")
+
+KINDS = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, Kind)}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Refusal:
+    """A final answer that is not a tool's result: of which kind, in which words, with what beside them."""
+
+    __slots__ = ("extra", "kind", "text")
+
+    def __init__(self, kind: Kind, text: str, **extra: Any) -> None:
+        self.kind = kind
+        self.text = text
+        self.extra = extra
+
+    def line(self, aid: str | None, ids: bytes | None = None) -> bytes:
+        """The Machina reply line; `ids` is the raw JSON of the caller's id, with its line end."""
+        body: dict[str, Any] = {
+            "ok": False,
+            "status": self.kind.status,
+            "error": self.text,
+            "type": self.kind.code,
+        }
+        if aid is not None:
+            body["aid"] = aid
+        body.update(self.extra)
+        encoded = _encode(body)
+        if ids:
+            return b'{"id":' + ids[:-1] + b"," + encoded[1:] + b"\n"
+        return encoded + b"\n"
+
+
+class BrokerError(Exception):
+    """A refusal where Python code asked, rather than a line."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the file, the setting and what to do."""

@@ -1,0 +1,110 @@
+"""The one canonical shape of tools and calls that faces, policy and runtimes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from broker._native import lib
+
+if TYPE_CHECKING:
+    from broker.errors import Refusal
+
+
+class ToolInfo(msgspec.Struct, frozen=True):
+    """What a toolhost says of a tool (`--list`)."""
+
+    aid: str
+    name: str = ""
+    deterministic: bool = True
+    tags: tuple[str, ...] = ()
+    side_effects: tuple[str, ...] = ()
+    replay_inputs: tuple[str, ...] = ()
+
+
+class Tool:
+    """A tool that can be called: its description, where it runs, and what we have learned about it."""
+
+    __slots__ = ("calls", "clean", "cost", "failed", "index", "info", "name", "runtime", "timeout")
+
+    def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float) -> None:
+        self.index = index
+        self.name = info.aid
+        self.info = info
+        self.runtime = runtime
+        self.timeout = timeout
+        self.cost = 0.0  # recent seconds a call; 0 until measured
+        self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
+        self.calls = 0
+        self.failed = 0
+
+
+class Sink(Protocol):
+    """Where replies go: a connection, a cache's waiters, a blocking caller."""
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:
+        """`count` reply lines for the next `count` calls of `work`, ids spliced in."""
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        """All calls of `work` end here, each with this answer."""
+
+    def gone(self) -> bool:
+        """Nobody is waiting any more: what has not run need not."""
+
+
+class Runtime(Protocol):
+    """How a tool is run."""
+
+    def submit(self, work: Work, now: float) -> None:
+        """Takes the work over. Each of its calls is delivered or refused, once."""
+
+
+class Work:
+    """A run of calls of one tool for one caller, as the lines that the toolhost gets. One call is a run of one.
+
+    Calls are answered from the front: `count` are left, `done` lines at the front of `lines` are behind us.
+    """
+
+    __slots__ = ("after", "count", "done", "ids", "ids_at", "lines", "moves", "queued", "sink", "slot", "timeout", "tool")
+
+    def __init__(self, tool: Tool, lines: bytes, count: int, ids: bytes | None, sink: Sink, timeout: float) -> None:
+        self.tool = tool
+        self.lines = lines
+        self.count = count
+        self.ids = ids  # raw JSON, one a line, or None
+        self.sink = sink
+        self.timeout = timeout
+        self.done = 0
+        self.ids_at = 0
+        self.queued = 0.0
+        self.moves = 0  # toolhosts that died in front of it
+        self.slot: Any = None  # the sink's own: its place in the order of replies
+        self.after: Any = None  # called with the reply's line (or None) when the one call has ended
+
+    def trim(self) -> None:
+        """Forgets what has been answered."""
+        if self.done:
+            self.lines = self.lines[lib.tb_skip_lines(self.lines, len(self.lines), self.done) :]
+            self.done = 0
+        if self.ids_at and self.ids is not None:
+            self.ids = self.ids[self.ids_at :]
+            self.ids_at = 0
+
+    def take(self, count: int) -> Work:
+        """Splits off the first `count` calls. They keep the place in the order; the sink makes one behind it for us."""
+        self.trim()
+        cut = lib.tb_skip_lines(self.lines, len(self.lines), count)
+        ids = None
+        if self.ids is not None:
+            ids_cut = lib.tb_skip_lines(self.ids, len(self.ids), count)
+            ids, self.ids = self.ids[:ids_cut], self.ids[ids_cut:]
+        first = Work(self.tool, self.lines[:cut], count, ids, self.sink, self.timeout)
+        self.lines = self.lines[cut:]
+        self.count -= count
+        first.queued = self.queued
+        first.moves = self.moves
+        first.slot = self.slot
+        if self.slot is not None:
+            self.slot = self.slot.split(count)
+        return first

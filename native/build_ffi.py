@@ -1,0 +1,25 @@
+"""Writes the C source of the Python binding: cffi, API mode, declarations taken from wire.h as they stand."""
+
+import re
+import sys
+from pathlib import Path
+
+from cffi import FFI
+
+MODULE = "broker._native"
+
+
+def declarations(header: str) -> str:
+    """What cffi's parser understands of wire.h: everything but the preprocessor's lines."""
+    return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
+
+
+def main(out: str) -> None:
+    ffi = FFI()
+    ffi.cdef(declarations((Path(__file__).parent / "wire.h").read_text()))
+    ffi.set_source(MODULE, '#include "wire.h"')
+    ffi.emit_c_code(out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

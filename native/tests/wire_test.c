@@ -1,0 +1,263 @@
+/* wire_test.c: what a C programmer may rely on: framing whole and byte by byte, caps, envelopes, replies, spawning. */
+#define _GNU_SOURCE
+#include "wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int checks, failures;
+
+#define CHECK(cond) \
+    do { \
+        checks++; \
+        if (!(cond)) { \
+            failures++; \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); \
+        } \
+    } while (0)
+
+static int same(const char *data, size_t len, const char *text) { return len == strlen(text) && !memcmp(data, text, len); }
+
+static void lines_come_out_however_the_bytes_arrive(void) {
+    const char text[] = "one\r\ntwo\n\nlast";
+    for (size_t step = 1; step <= sizeof text; step++) {
+        tb_framer *f = tb_framer_new(16);
+        tb_line line;
+        char seen[64] = "";
+        for (size_t at = 0; at < sizeof text - 1; at += step) {
+            const size_t n = sizeof text - 1 - at < step ? sizeof text - 1 - at : step;
+            CHECK(tb_framer_feed(f, text + at, n) == 0);
+            while (tb_framer_next(f, &line) == TB_LINE) {
+                strncat(seen, line.data, line.len);
+                strcat(seen, "|");
+            }
+        }
+        CHECK(!strcmp(seen, "one|two||"));
+        CHECK(tb_framer_pending(f) == 4);
+        tb_framer_end(f);
+        CHECK(tb_framer_next(f, &line) == TB_LINE && same(line.data, line.len, "last"));
+        CHECK(tb_framer_next(f, &line) == TB_NONE);
+        tb_framer_free(f);
+    }
+}
+
+/* A line of `len` bytes against a cap of 100,000, fed in pieces of `step`; the next line must always come through. */
+static int verdict_on(size_t len, size_t step, const char *end) {
+    tb_framer *f = tb_framer_new(100000);
+    char *text = malloc(len + 16);
+    memset(text, 'x', len);
+    strcpy(text + len, end);
+    strcat(text + len, "next\n");
+    const size_t total = len + strlen(text + len);
+    int first = TB_NONE, reports = 0, next = 0;
+    tb_line line;
+    for (size_t at = 0; at < total; at += step) {
+        CHECK(tb_framer_feed(f, text + at, total - at < step ? total - at : step) == 0);
+        int kind;
+        while ((kind = tb_framer_next(f, &line)) != TB_NONE) {
+            if (same(line.data, line.len, "next")) {
+                next++;
+                continue;
+            }
+            first = kind;
+            reports++;
+            CHECK(line.len <= 100000);
+        }
+        CHECK(tb_framer_pending(f) <= 100001);
+    }
+    CHECK(next == 1 && reports == 1);
+    free(text);
+    tb_framer_free(f);
+    return first;
+}
+
+static void the_cap_is_exact_and_the_stream_goes_on(void) {
+    const size_t steps[] = {1, 7, 4096, 65536, 1000000};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        CHECK(verdict_on(100000, steps[i], "\n") == TB_LINE);
+        CHECK(verdict_on(100000, steps[i], "\r\n") == TB_LINE);
+        CHECK(verdict_on(100001, steps[i], "\n") == TB_OVERSIZE);
+        CHECK(verdict_on(100001, steps[i], "\r\n") == TB_OVERSIZE);
+        CHECK(verdict_on(300000, steps[i], "\n") == TB_OVERSIZE);
+    }
+}
+
+static void reading_from_a_pipe_reports_bytes_end_and_errors(void) {
+    int fds[2];
+    CHECK(pipe(fds) == 0);
+    fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    tb_framer *f = tb_framer_new(100);
+    tb_line line;
+    CHECK(tb_framer_read(f, fds[0]) == -EAGAIN);
+    CHECK(write(fds[1], "abc\n", 4) == 4);
+    CHECK(tb_framer_read(f, fds[0]) == 4);
+    CHECK(tb_framer_next(f, &line) == TB_LINE && same(line.data, line.len, "abc"));
+    close(fds[1]);
+    CHECK(tb_framer_read(f, fds[0]) == 0);
+    close(fds[0]);
+    CHECK(tb_framer_read(f, fds[0]) == -EBADF);
+    tb_framer_free(f);
+}
+
+/* Scans `text` with one open tool "T" (index 0) and one closed tool "C" (index 1). */
+static tb_view scan(tb_batch *b, const char *text) {
+    tb_framer *f = tb_framer_new(4096);
+    tb_tools *tools = tb_tools_new();
+    tb_view view;
+    tb_tools_put(tools, "T", 1, 0);
+    tb_tools_put(tools, "C", 1, 1);
+    tb_tools_open(tools, 0, 1);
+    tb_framer_feed(f, text, strlen(text));
+    CHECK(tb_scan(f, tools, b, 100, 8, &view) == 0);
+    tb_tools_free(tools);
+    tb_framer_free(f);
+    return view;
+}
+
+static void rewritten(const char *line, const char *expected) {
+    tb_batch *b = tb_batch_new();
+    const tb_view v = scan(b, line);
+    const int32_t *item = v.items;
+    CHECK(v.count == 1 && item[TB_I_PROBLEM] == TB_OK);
+    if (!same(v.out + item[TB_I_OUT], (size_t)item[TB_I_OUT_LEN], expected)) {
+        failures++;
+        fprintf(stderr, "%s became %.*s", line, (int)item[TB_I_OUT_LEN], v.out + item[TB_I_OUT]);
+    }
+    tb_batch_free(b);
+}
+
+static void refused(const char *line, int problem, int member) {
+    tb_batch *b = tb_batch_new();
+    const tb_view v = scan(b, line);
+    CHECK(v.count == 1 && v.items[TB_I_KIND] == TB_BAD);
+    if (v.items[TB_I_PROBLEM] != problem || v.items[TB_I_MEMBER] != member) {
+        failures++;
+        fprintf(stderr, "%s: problem %d, member %d\n", line, v.items[TB_I_PROBLEM], v.items[TB_I_MEMBER]);
+    }
+    tb_batch_free(b);
+}
+
+#define R "{\"ds_state\":{\"slots\":{}},"
+
+static void what_is_ours_is_taken_out_and_the_state_is_reset(void) {
+    rewritten("{\"aid\":\"T\"}\n", R "\"aid\":\"T\"}\n");
+    rewritten(" { \"x\" : [1, 2] , \"id\":7,\"aid\":\"T\" , \"y\":{}, \"run_id\":\"r\", \"z\":0 } \n",
+              R "\"x\" : [1, 2],\"aid\":\"T\",\"y\":{},\"z\":0}\n");
+    rewritten("{\"idempotency_key\":\"k\",\"aid\":\"T\",\"_lease_token\":\"t\",\"input_json\":\"{}\"}\n",
+              R "\"aid\":\"T\",\"input_json\":\"{}\"}\n");
+    rewritten("{\"ds_state\":{\"delta\":1},\"aid\":\"T\"}\n", "{\"aid\":\"T\"}\n");
+    rewritten("{\"inputs\":{\"a\":\"b\\n\"},\"aid\":\"T\"}\n", R "\"input_json\":\"{\\\"a\\\":\\\"b\\\\n\\\"}\",\"aid\":\"T\"}\n");
+    rewritten("{\"\\u0061id\":\"T\"}\n", R "\"aid\":\"T\"}\n");
+    rewritten("{\"aid\":\"\\u0054\"}\n", R "\"aid\":\"\\u0054\"}\n");
+}
+
+static void bad_lines_are_told_apart(void) {
+    refused("nope\n", TB_INVALID_JSON, -1);
+    refused("[1]\n", TB_NOT_AN_OBJECT, -1);
+    refused("{\"aid\":\"T\"\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"T\",}\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"T\"} x\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"\xff\"}\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"\\ud800\"}\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"T\",\"n\":01}\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"T\",\"n\":1e999}\n", TB_INVALID_JSON, -1);
+    refused("{\"aid\":\"T\",\"x\":[[[[[[[[1]]]]]]]]}\n", TB_TOO_DEEP, -1);
+    refused("{\"aid\":\"T\",\"aid\":\"C\"}\n", TB_TWICE, TB_AID);
+    refused("{\"aid\":\"T\",\"\\u0061id\":\"C\"}\n", TB_TWICE, TB_AID);
+    refused("{\"aid\":\"T\",\"aid\\u0000\":\"C\"}\n", TB_NUL_NAME, -1);
+    refused("{\"aid\":\"T\",\"ds_state\":[]}\n", TB_WRONG_TYPE, TB_DS_STATE);
+    refused("{\"aid\":\"T\",\"inputs\":{},\"input_json\":\"\"}\n", TB_BOTH_INPUTS, TB_INPUTS);
+    refused("{\"input_json\":\"{}\"}\n", TB_NO_AID, TB_AID);
+    refused("{\"aid\":\"\"}\n", TB_NO_AID, TB_AID);
+}
+
+static void runs_of_plain_lines_are_one_item(void) {
+    tb_batch *b = tb_batch_new();
+    const tb_view v = scan(b, "{\"aid\":\"T\"}\n{\"aid\":\"T\"}\n{\"aid\":\"T\",\"id\":1}\n{\"aid\":\"T\",\"id\":\"x\"}\n"
+                              "{\"aid\":\"C\",\"id\":null}\n{\"aid\":\"T\",\"idempotency_key\":\"k\"}\n{\"aid\":\"?\"}\n\n{\"aid\":\"T\"}\n");
+    const int32_t *i = v.items;
+    CHECK(v.count == 6);
+    CHECK(i[TB_I_KIND] == TB_PLAIN && i[TB_I_COUNT] == 2 && i[TB_I_IDS_LEN] == 0);
+    i += TB_ITEM;
+    CHECK(i[TB_I_KIND] == TB_PLAIN && i[TB_I_COUNT] == 2);
+    CHECK(same(v.ids + i[TB_I_IDS], (size_t)i[TB_I_IDS_LEN], "1\n\"x\"\n"));
+    i += TB_ITEM;
+    CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == 1 && same(v.ids + i[TB_I_IDS], (size_t)i[TB_I_IDS_LEN], "null\n"));
+    i += TB_ITEM;
+    const int32_t *key = i + TB_I_SPANS + 2 * TB_IDEMPOTENCY_KEY;
+    CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == 0 && same(v.lines + key[0], (size_t)key[1], "\"k\""));
+    CHECK(i[TB_I_SPANS + 2 * TB_SESSION] == -1);
+    i += TB_ITEM;
+    CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == -1);
+    i += TB_ITEM;
+    CHECK(i[TB_I_KIND] == TB_CLOSE);
+    CHECK(tb_skip_lines("a\nb\nc", 5, 2) == 4 && tb_skip_lines("a\nb\nc", 5, 9) == 5);
+    tb_batch_free(b);
+}
+
+static void replies_are_checked_counted_and_given_their_ids(void) {
+    tb_framer *f = tb_framer_new(64);
+    tb_batch *b = tb_batch_new();
+    tb_taken t;
+    const char *text = "{\"ok\":true}\n{}\n{ \"id\":9, \"status\":\"TOOL_ERROR\",\"ok\":true}\n{\"a\":1,\"id\":9}\njunk\n{\"ok\":true}\n";
+    tb_framer_feed(f, text, strlen(text));
+    CHECK(tb_take(f, b, 10, "1\n\"two\"\nnull\n[4]\n5\n", 19, 8, &t) == 0);
+    CHECK(same(t.data, t.len, "{\"id\":1,\"ok\":true}\n{\"id\":\"two\"}\n{\"id\":null,\"status\":\"TOOL_ERROR\",\"ok\":true}\n{\"id\":[4],\"a\":1}\n"));
+    CHECK(t.lines == 4 && t.succeeded == 1 && t.ids_used == 17);
+    CHECK(t.stopped == TB_REPLY_JUNK && same(t.junk, t.junk_len, "junk"));
+    CHECK(tb_take(f, b, 10, NULL, 0, 8, &t) == 0);
+    CHECK(same(t.data, t.len, "{\"ok\":true}\n") && t.stopped == TB_REPLY_OK);
+    char big[80];
+    memset(big, 'x', sizeof big);
+    big[79] = '\n';
+    tb_framer_feed(f, big, sizeof big);
+    CHECK(tb_take(f, b, 10, NULL, 0, 8, &t) == 0 && t.lines == 0 && t.stopped == TB_REPLY_OVERSIZE);
+    tb_batch_free(b);
+    tb_framer_free(f);
+}
+
+static void children_start_fenced_in_or_say_what_failed(void) {
+    int out[2];
+    CHECK(pipe(out) == 0);
+    const int null = open("/dev/null", O_RDWR);
+    char *argv[] = {"sh", "-c", "ls /proc/self/fd | wc -l; umask; ulimit -n; echo $X", NULL};
+    char *envp[] = {"X=seen", "PATH=/usr/bin:/bin", NULL};
+    tb_child child = {"/bin/sh", argv, envp, "/", {null, out[1], null}, 077, -1, -1, 64, -1, -1};
+    const char *step = NULL;
+    const int pid = tb_spawn(&child, &step);
+    CHECK(pid > 0);
+    CHECK(getpgid(pid) == pid);
+    close(out[1]);
+    char text[128] = "";
+    size_t len = 0;
+    ssize_t n;
+    while ((n = read(out[0], text + len, sizeof text - 1 - len)) > 0) len += (size_t)n;
+    CHECK(!strcmp(text, "4\n0077\n64\nseen\n"));
+    waitpid(pid, NULL, 0);
+    child.file = "/nonexistent";
+    child.fds[1] = null;
+    CHECK(tb_spawn(&child, &step) == -ENOENT && !strcmp(step, "exec"));
+    child.cwd = "/nonexistent";
+    CHECK(tb_spawn(&child, &step) == -ENOENT && !strcmp(step, "chdir"));
+    CHECK(waitpid(-1, NULL, 0) == -1 && errno == ECHILD);
+    close(null);
+    close(out[0]);
+}
+
+int main(void) {
+    lines_come_out_however_the_bytes_arrive();
+    the_cap_is_exact_and_the_stream_goes_on();
+    reading_from_a_pipe_reports_bytes_end_and_errors();
+    what_is_ours_is_taken_out_and_the_state_is_reset();
+    bad_lines_are_told_apart();
+    runs_of_plain_lines_are_one_item();
+    replies_are_checked_counted_and_given_their_ids();
+    children_start_fenced_in_or_say_what_failed();
+    printf("%d checks, %d failures\n", checks, failures);
+    return failures != 0;
+}
