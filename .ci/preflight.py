@@ -8,7 +8,7 @@ from pathlib import Path
 
 def problems() -> list[str]:
     found = []
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python may be the one that runs this)
         here = ".".join(map(str, sys.version_info[:3]))
         found.append(f"Python 3.11 or newer is needed, and {sys.executable} is {here}: run `make PYTHON=python3.12 …`")
     if not sys.platform.startswith("linux"):

@@ -40,17 +40,25 @@ class Tool:
         self.failed = 0
 
 
+class Caller(Protocol):
+    """Who asked: calls wait in turn by caller, and are dropped when it hangs up."""
+
+    principal: str
+
+    def __hash__(self) -> int: ...
+
+    def gone(self) -> bool:
+        """Nobody is waiting any more: what has not run need not."""
+
+
 class Sink(Protocol):
-    """Where replies go: a connection, a cache's waiters, a blocking caller."""
+    """Where replies go."""
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         """`count` reply lines for the next `count` calls of `work`, ids spliced in."""
 
     def refuse(self, work: Work, refusal: Refusal) -> None:
         """All calls of `work` end here, each with this answer."""
-
-    def gone(self) -> bool:
-        """Nobody is waiting any more: what has not run need not."""
 
 
 class Runtime(Protocol):
@@ -66,21 +74,36 @@ class Work:
     Calls are answered from the front: `count` are left, `done` lines at the front of `lines` are behind us.
     """
 
-    __slots__ = ("after", "count", "done", "ids", "ids_at", "lines", "moves", "queued", "sink", "slot", "timeout", "tool")
+    __slots__ = (
+        "caller",
+        "count",
+        "done",
+        "ids",
+        "ids_at",
+        "lines",
+        "moves",
+        "queued",
+        "sink",
+        "slot",
+        "timeout",
+        "tool",
+    )
 
-    def __init__(self, tool: Tool, lines: bytes, count: int, ids: bytes | None, sink: Sink, timeout: float) -> None:
+    def __init__(
+        self, tool: Tool, lines: bytes, count: int, ids: bytes | None, caller: Caller, sink: Sink, timeout: float
+    ) -> None:
         self.tool = tool
         self.lines = lines
         self.count = count
         self.ids = ids  # raw JSON, one a line, or None
-        self.sink = sink
+        self.caller = caller
+        self.sink = sink  # the caller, or a ticket that looks at the reply first
         self.timeout = timeout
         self.done = 0
         self.ids_at = 0
         self.queued = 0.0
         self.moves = 0  # toolhosts that died in front of it
         self.slot: Any = None  # the sink's own: its place in the order of replies
-        self.after: Any = None  # called with the reply's line (or None) when the one call has ended
 
     def trim(self) -> None:
         """Forgets what has been answered."""
@@ -99,7 +122,7 @@ class Work:
         if self.ids is not None:
             ids_cut = lib.tb_skip_lines(self.ids, len(self.ids), count)
             ids, self.ids = self.ids[:ids_cut], self.ids[ids_cut:]
-        first = Work(self.tool, self.lines[:cut], count, ids, self.sink, self.timeout)
+        first = Work(self.tool, self.lines[:cut], count, ids, self.caller, self.sink, self.timeout)
         self.lines = self.lines[cut:]
         self.count -= count
         first.queued = self.queued

@@ -105,3 +105,5 @@ int tb_spawn(const tb_child *child, const char **step) {
     *step = why.step;
     return -why.error;
 }
+
+int tb_adopt_orphans(void) { return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) ? -errno : 0; }

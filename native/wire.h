@@ -151,5 +151,6 @@ typedef struct {
 
 /* The child dies with the *thread* that calls this (PR_SET_PDEATHSIG). The pid, or -errno; `step` names what failed. */
 int tb_spawn(const tb_child *child, const char **step);
+int tb_adopt_orphans(void); /* children that lose their parent below us become ours. 0, or -errno */
 
 #endif

@@ -24,7 +24,14 @@ public:
 
     void clear() {
         size_ = 0;
-        if (capacity_ > kKeepBytes) release();
+        if (capacity_ > kKeepBytes) release();  // a large reply's memory goes back
+    }
+
+    void release() {
+        std::free(data_);
+        data_ = nullptr;
+        size_ = 0;
+        capacity_ = 0;
     }
 
     // At least `n` writable bytes behind the text; wrote() makes them part of it.
@@ -53,12 +60,6 @@ private:
         if (grown == nullptr) throw std::bad_alloc();
         data_ = static_cast<char*>(grown);
         capacity_ = wanted;
-    }
-
-    void release() {
-        std::free(data_);
-        data_ = nullptr;
-        capacity_ = 0;
     }
 
     char* data_ = nullptr;

@@ -1,0 +1,73 @@
+"""`broker call`: one call, its output on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from broker.cli.common import Trouble, add_socket, ask, fail, socket_path
+
+EPILOG = """\
+examples:
+  broker call AID.DEMO.ECHO.v1 '{"hello":"world"}'
+  broker call AID.DEMO.SLEEP.v1 '{"ms":2000}' --timeout 1
+  generate-input | broker call AID.DEMO.WORD_COUNT.v1 -
+
+Exit codes: 0 the tool's output is on stdout; 1 the call failed, the reason is on stderr; 2 wrong usage.
+"""
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "call",
+        help="call a tool and print its output",
+        description="Calls a tool once and prints its output.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("aid", metavar="AID", help="the tool's name, as `broker tools` shows it")
+    parser.add_argument("json", metavar="JSON", nargs="?", default="{}", help="its input; - reads stdin (default: {})")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long the tool may run")
+    parser.add_argument("--key", metavar="KEY", help="idempotency key")
+    parser.add_argument("--lease", metavar="TOKEN", help="lease token")
+    parser.add_argument("--raw", action="store_true", help="print the whole reply line instead of the output")
+    add_socket(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    text = sys.stdin.read() if arguments.json == "-" else arguments.json
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        return fail(ValueError(f"the input is not JSON: {error} (quote it for the shell: '{{\"key\":1}}')"), 2)
+    request: dict[str, Any] = {"aid": arguments.aid, "input_json": text}
+    if arguments.timeout is not None:
+        if arguments.timeout <= 0:
+            return fail(ValueError("--timeout must be above 0"), 2)
+        request["timeout_ms"] = max(1, round(arguments.timeout * 1000))
+    if arguments.key is not None:
+        request["idempotency_key"] = arguments.key
+    if arguments.lease is not None:
+        request["_lease_token"] = arguments.lease
+    try:
+        line = ask(socket_path(arguments), msgspec.json.encode(request))
+    except Trouble as error:
+        return fail(error)
+    reply: dict[str, Any] = msgspec.json.decode(line)
+    succeeded = reply.get("status", "OK" if reply.get("ok") else "") == "OK"
+    if arguments.raw:
+        print(line.decode().rstrip("\n"))
+    elif succeeded:
+        print(reply.get("output_json", ""))
+    else:
+        kind = reply.get("type", reply.get("status", "error"))
+        hint = "; `broker tools` shows what there is" if kind == "not_found" else ""
+        reason = reply.get("reason")
+        detail = reply.get("detail")
+        more = "".join(f" ({extra})" for extra in (reason, detail) if extra)
+        print(f"broker: {kind}: {reply.get('error', '')}{more}{hint}", file=sys.stderr)
+    return 0 if succeeded else 1

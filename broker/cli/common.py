@@ -1,0 +1,87 @@
+"""What subcommands share: where the broker is, one question and its answer, and plain words when there is none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from broker import config
+from broker.errors import ConfigError
+
+
+class Unreachable(Exception):
+    """No broker answers; the message says what to do."""
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help="the broker's socket (default: BROKER_SERVER_SOCKET, broker.toml, then per user)",
+    )
+    parser.add_argument("--config", metavar="FILE", help="broker.toml (default: ./broker.toml, then ~/.config)")
+
+
+def socket_path(arguments: argparse.Namespace) -> str:
+    loaded = config.load(arguments.config, {("server", "socket"): arguments.socket}, os.environ)
+    return loaded.config.server.socket or config.default_socket(os.environ)
+
+
+def ask(path: str, request: bytes, seconds: float = 330.0) -> bytes:
+    """Sends one line, waits for its one reply."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(seconds)
+            connection.connect(path)
+            connection.sendall(request + b"\n")
+            connection.shutdown(socket.SHUT_WR)
+            with connection.makefile("rb") as replies:
+                reply: bytes = replies.readline()
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unreachable(
+            f"no broker is serving {path}; start one with `broker serve` (or name it: --socket)"
+        ) from None
+    except PermissionError:
+        raise Unreachable(f"{path} belongs to another user; only the owner of a broker can use its socket") from None
+    except TimeoutError:
+        raise Unreachable(f"the broker at {path} gave no answer within {seconds:g} s") from None
+    except OSError as error:
+        raise Unreachable(f"the broker at {path} cannot be reached: {error.strerror or error}") from None
+    if not reply:
+        raise Unreachable(f"the broker at {path} closed the connection without an answer; is it stopping?")
+    return reply
+
+
+def operate(arguments: argparse.Namespace, aid: str, **members: Any) -> dict[str, Any]:
+    """A question to the operator's socket, found from the callers'."""
+    path = config.operator_socket(socket_path(arguments))
+    reply: dict[str, Any] = msgspec.json.decode(ask(path, msgspec.json.encode({"aid": aid, **members}), 10.0))
+    if not reply.get("ok"):
+        raise Unreachable(str(reply.get("error")))
+    return reply
+
+
+def fail(error: Exception, code: int = 1) -> int:
+    print(f"broker: {error}", file=sys.stderr)
+    return code
+
+
+Trouble = (Unreachable, ConfigError)
+
+
+def table(rows: Sequence[tuple[Any, ...]], head: tuple[str, ...]) -> str:
+    """Columns, left-aligned text and right-aligned numbers."""
+    cells = [head, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
+    lines = []
+    for row in cells:
+        padded = [row[i].rjust(widths[i]) if numeric[i] else row[i].ljust(widths[i]) for i in range(len(head))]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,185 @@
+"""`broker serve`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from broker import config, where
+from broker.cli.common import fail
+from broker.config import Config, Loaded, Toolhost
+from broker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from broker.server import Broker
+
+EPILOG = """\
+examples:
+  broker serve                                  the demo tools, on the default socket
+  broker serve --plugin ./my_tools.so           your plugin, in our toolhost
+  broker serve --config broker.toml --check     is this configuration right?
+
+A flag wins over BROKER_<SECTION>_<KEY>, that over MACHINA_*, that over the file, that over the default.
+SIGTERM drains and exits 0; SIGHUP (or `broker reload`) reads broker.toml again.
+"""
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="run the broker in the foreground",
+        description="Runs the broker in the foreground until SIGTERM or Ctrl-C.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--socket", metavar="PATH", help="Unix socket for callers; the operator's is PATH.operator")
+    parser.add_argument("--tcp", metavar="HOST:PORT", help="listen on TCP as well")
+    parser.add_argument("--insecure", action="store_true", default=None, help="allow --tcp beyond loopback")
+    parser.add_argument("--plugin", metavar="PATH", action="append", help="a plugin to serve; may be repeated")
+    parser.add_argument("--toolhost", metavar="BIN", help="the executable that runs the plugins (default: ours)")
+    parser.add_argument("--config", metavar="FILE", help="broker.toml (default: ./broker.toml, then ~/.config)")
+    parser.add_argument("--check", action="store_true", help="validate and explain the configuration, start nothing")
+    parser.add_argument("--log", metavar="LEVEL", choices=["debug", "info", "warning", "error"], default="info")
+    parser.set_defaults(run=run)
+
+
+def load(arguments: argparse.Namespace) -> Loaded:
+    """The file, the environment and the flags; the demo tools where nobody asked for any."""
+    flags = {
+        ("server", "socket"): arguments.socket,
+        ("server", "tcp"): arguments.tcp,
+        ("server", "insecure"): arguments.insecure,
+    }
+    loaded = config.load(arguments.config, flags, os.environ)
+    hosts = loaded.config.toolhost
+    binary = arguments.toolhost or os.environ.get("MACHINA_TOOLHOST_BIN", "")
+    if arguments.plugin or arguments.toolhost:
+        name = os.path.basename(binary) if binary else "toolhost"
+        added = Toolhost(name=_free_name(name, hosts), binary=binary, plugins=arguments.plugin or [])
+        added.min = int(os.environ.get("MACHINA_TOOLHOST_POOL_SIZE") or added.min)
+        added.max = max(added.min, added.max)
+        hosts.append(added)
+        loaded.origins[f"toolhost.{added.name}"] = "flags"
+    elif not hosts:
+        hosts.append(Toolhost(name="demo", plugins=[where.demo_plugin()]))
+        loaded.origins["toolhost.demo"] = "nothing configured, so the demo tools"
+    for host in hosts:
+        _check_files(host, loaded)
+    return loaded
+
+
+def _free_name(name: str, hosts: list[Toolhost]) -> str:
+    taken = {host.name for host in hosts}
+    return next(candidate for candidate in (name, *(f"{name}-{i}" for i in range(2, 99))) if candidate not in taken)
+
+
+def _check_files(host: Toolhost, loaded: Loaded) -> None:
+    source = loaded.file if loaded.origins.get(f"toolhost.{host.name}") is None else "the command line"
+    binary = host.binary or where.toolhost()
+    if not os.path.isfile(binary):
+        raise ConfigError(f"{source}: toolhost {host.name}: binary {binary} does not exist; build it, or name another")
+    if not os.access(binary, os.X_OK):
+        raise ConfigError(f"{source}: toolhost {host.name}: binary {binary} is not executable; chmod +x it")
+    for plugin in host.plugins:
+        if not os.path.isfile(plugin):
+            raise ConfigError(
+                f"{source}: toolhost {host.name}: plugin {plugin} does not exist; check `plugins`, --plugin"
+            )
+    if host.cwd and not os.path.isdir(host.cwd):
+        raise ConfigError(f"{source}: toolhost {host.name}: cwd {host.cwd} is not a directory")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        loaded = load(arguments)
+        if arguments.check:
+            return check(loaded)
+        return _serve(arguments, loaded)
+    except ConfigError as error:
+        return fail(error, 2)
+
+
+def _serve(arguments: argparse.Namespace, loaded: Loaded) -> int:
+    import uvloop
+
+    from broker import server
+    from broker.observe.log import Log
+
+    settings = loaded.config
+    socket = settings.server.socket or config.default_socket(os.environ)
+
+    def ready(broker: Broker, places: list[str]) -> None:
+        processes = sum(len(pool.ready) for pool in broker.pools())
+        print(f"broker ready {' '.join(places)} tools={len(broker.registry)} toolhosts={processes}", flush=True)
+        if sys.stdout.isatty() or "toolhost.demo" in loaded.origins:
+            _say_what_to_try(socket, arguments.socket is not None)
+
+    def reload_config() -> Config:
+        return load(arguments).config
+
+    uvloop.run(server.serve(settings, socket, Log(level=arguments.log), ready, reload_config))
+    return 0
+
+
+def _say_what_to_try(socket: str, named: bool) -> None:
+    command = sys.argv[0] if os.sep in sys.argv[0] else "broker"
+    command = os.path.relpath(command) if os.sep in command and command.startswith(os.getcwd()) else command
+    flag = f" --socket {socket}" if named else ""
+    print(
+        f"""
+try, in another terminal:
+  {command} tools{flag}
+  {command} call{flag} AID.DEMO.ECHO.v1 '{{"hello":"world"}}'
+  {command} status{flag}
+Ctrl-C stops the broker and everything it started.
+""",
+        flush=True,
+    )
+
+
+def check(loaded: Loaded) -> int:
+    """Validates, and says what each setting is and where it came from."""
+    settings = loaded.config
+    print(f"configuration: {loaded.file or 'no file, defaults only'}")
+    for section, values in (("server", settings.server), ("limits", settings.limits)):
+        print(f"[{section}]")
+        for key in values.__struct_fields__:
+            value = getattr(values, key)
+            if (section, key) == ("server", "socket") and not value:
+                value = config.default_socket(os.environ)
+            origin = loaded.origins.get(f"{section}.{key}", "default")
+            print(f"  {key} = {value!r}  ({origin})")
+    for host in settings.toolhost:
+        print(f"[[toolhost]] {host.name}")
+        print(f"  binary = {host.binary or where.toolhost()}")
+        for plugin in host.plugins or ["none: the binary's own tools"]:
+            print(f"  plugin = {plugin}")
+        print(f"  {host.min} to {host.max} processes a plugin, isolate = {host.isolate}")
+    tools = _learn(settings)
+    print(f"{len(tools)} tools:")
+    for name, source in sorted(tools.items()):
+        print(f"  {name}  ({source})")
+    print("the configuration is right")
+    return 0
+
+
+def _learn(settings: Config) -> dict[str, str]:
+    """Asks every toolhost, as a start would; nothing stays. The tools, with where they come from."""
+    import tempfile
+    from pathlib import Path
+
+    from broker.observe.log import Log
+    from broker.runtimes.program import programs
+
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="toolhost-broker-check-") as private:
+        for program in programs(settings, Path(private)):
+            for tool in program.learn(Log())[1]:
+                if tool.aid in found:
+                    raise ConfigError(
+                        f"two tools are called {tool.aid}: {found[tool.aid]} and {program.source} have it"
+                    )
+                found[tool.aid] = program.source
+    return found

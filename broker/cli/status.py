@@ -1,0 +1,60 @@
+"""`broker status`: pools, processes, queue, rates."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from broker.cli.common import Trouble, add_socket, fail, operate, table
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "status", help="show pools, processes, queue and rates", description="Shows what a running broker is doing."
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    add_socket(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        report = operate(arguments, "_status")
+    except Trouble as error:
+        return fail(error)
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print(_text(report))
+    return 0
+
+
+def _text(report: dict[str, Any]) -> str:
+    state = "draining" if report["draining"] else "serving"
+    lines = [
+        f"broker {report['version']}, pid {report['pid']}, {state} on {report['socket']} "
+        f"for {report['uptime_seconds']:g} s",
+        f"{report['connections']} connections, {report['sessions']} sessions, {report['processes']} processes, "
+        f"{report['waiting']} calls waiting, {report['calls_per_second']:g} calls/s",
+    ]
+    for pool in report["pools"]:
+        lines += [
+            "",
+            f"pool {pool['name']}: {pool['state']}, {pool['min']} to {pool['max']} processes  ({pool['source']})",
+        ]
+        counts = [f"{key} {value}" for key, value in pool["counts"].items() if value]
+        lines.append(f"  {pool['waiting']} waiting; {', '.join(counts)}")
+        if pool["reason"]:
+            lines.append(f"  last trouble: {pool['reason']}")
+        rows = [
+            (p["pid"], p["state"], p["calls"], p["in_flight"], p["age_seconds"], p["rss_mb"]) for p in pool["processes"]
+        ]
+        if rows:
+            text = table(rows, ("PID", "STATE", "CALLS", "IN FLIGHT", "AGE S", "RSS MB"))
+            lines += ["  " + line for line in text.splitlines()]
+    if report["tools"]:
+        used = [(tool["aid"], tool["calls"], tool["failed"], tool["recent_us"]) for tool in report["tools"]]
+        lines += ["", table(used, ("TOOL", "CALLS", "FAILED", "RECENT µS"))]
+    return "\n".join(lines)

@@ -1,0 +1,272 @@
+"""broker.toml + environment + flags → one typed, validated object. Errors name the file, the key and what was expected.
+
+A flag wins over BROKER_<SECTION>_<KEY>, that over MACHINA_*, that over the file, that over the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from broker.errors import ConfigError
+
+Positive = Annotated[int, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Natural = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+MB = 1024 * 1024
+
+
+class Server(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[server]: where the broker listens and how it ends."""
+
+    socket: str = ""  # empty: the default, in a private directory of this user
+    tcp: str = ""  # HOST:PORT; empty: no TCP
+    insecure: bool = False  # TCP beyond loopback without a token
+    max_connections: Positive = 4096
+    drain_seconds: Annotated[float, Meta(ge=0)] = 10.0
+
+
+class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[limits]: what one line, one caller and one toolhost may take."""
+
+    request_bytes: Annotated[int, Meta(ge=64, le=1024 * MB)] = 10 * MB
+    reply_bytes: Annotated[int, Meta(ge=64, le=1024 * MB)] = 1 * MB
+    depth: Annotated[int, Meta(ge=2, le=1024)] = 128
+    timeout_seconds: Seconds = 30.0
+    max_timeout_seconds: Seconds = 300.0
+    processes: Positive = 64  # of all pools together
+    queue_seconds: Seconds = 30.0
+    queue_bytes: Positive = 256 * MB  # of all callers together
+    connection_calls: Positive = 4096  # unanswered, of one caller
+    connection_bytes: Positive = 32 * MB
+    sessions: Positive = 1024
+    session_bytes: Positive = 16 * MB  # of one session
+    session_idle_seconds: Seconds = 900.0
+    rlimit_as_mb: Natural = 1024  # of one toolhost; 0: not set
+    rlimit_fsize_mb: Natural = 16
+    rlimit_nofile: Natural = 64
+    rlimit_nproc: Natural = 32
+
+
+class Toolhost(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[toolhost]]: an executable that speaks `--serve`, its plugins, and the size of each plugin's pool."""
+
+    name: Name
+    binary: str = ""  # empty: ours
+    plugins: list[str] = []
+    min: Natural = 2
+    max: Positive = 8
+    env: dict[str, str] = {}
+    cwd: str = ""
+    isolate: Literal["none", "principal"] = "none"
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: limits.timeout_seconds
+    pipeline: bool = True  # false: one call at a time in a process
+    idle_seconds: Seconds = 60.0  # processes above `min` end after that
+    lifetime_seconds: Seconds = 3600.0
+    max_calls: Natural = 0  # 0: no recycling by count
+    max_rss_growth_mb: Natural = 256  # 0: no recycling by growth
+    sha256: dict[str, str] = {}  # plugin's file name → the only content that is loaded
+    capabilities: list[str] | None = None  # what a plugin may declare; none: anything
+    rerun: list[str] = []  # tools (globs) that are safe to run again when their toolhost died
+
+
+class Config(Struct, forbid_unknown_fields=True, kw_only=True):
+    server: Server = msgspec.field(default_factory=Server)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    toolhost: list[Toolhost] = msgspec.field(default_factory=list)
+
+
+# What Machina's users have in their environment, and which setting it is here.
+MACHINA = {
+    "MACHINA_BROKER_SOCKET": ("server", "socket"),
+    "MACHINA_TOOLHOST_TIMEOUT": ("limits", "timeout_seconds"),
+    "MACHINA_TOOLHOST_RLIMIT_AS_MB": ("limits", "rlimit_as_mb"),
+    "MACHINA_TOOLHOST_RLIMIT_FSIZE_MB": ("limits", "rlimit_fsize_mb"),
+    "MACHINA_TOOLHOST_RLIMIT_NOFILE": ("limits", "rlimit_nofile"),
+    "MACHINA_TOOLHOST_RLIMIT_NPROC": ("limits", "rlimit_nproc"),
+}
+# These are defaults of every [[toolhost]].
+MACHINA_TOOLHOST = {"MACHINA_TOOLHOST_BIN": "binary", "MACHINA_TOOLHOST_POOL_SIZE": "min"}
+
+
+class Loaded(Struct):
+    """A configuration and where each value that is not a default came from."""
+
+    config: Config
+    file: Path | None
+    origins: dict[str, str]
+
+
+def default_file(environ: Mapping[str, str]) -> Path | None:
+    """The configuration that is used when nobody names one."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+    for candidate in (Path("broker.toml"), Path(home, "toolhost-broker", "broker.toml")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def load(file: str | Path | None, flags: Mapping[tuple[str, str], Any], environ: Mapping[str, str]) -> Loaded:
+    """Puts the layers on top of each other. `flags` are {(section, key): value}; None means not given."""
+    named = file or environ.get("BROKER_CONFIG")
+    path = Path(named) if named else default_file(environ)
+    tree = _read(path) if path else {}
+    origins: dict[str, str] = {}
+    for section, content in tree.items():
+        if isinstance(content, dict):
+            origins.update({f"{section}.{key}": str(path) for key in content})
+    for name, (section, key) in MACHINA.items():
+        if environ.get(name):
+            _set(tree, origins, section, key, environ[name], name)
+    for section, kind in (("server", Server), ("limits", Limits)):
+        for name, value in environ.items():
+            if name.startswith(prefix := f"BROKER_{section.upper()}_"):
+                key = name[len(prefix) :].lower()
+                if key not in kind.__struct_fields__:
+                    raise ConfigError(f"{name}: there is no setting {section}.{key}; {_alternatives(kind, key)}")
+                _set(tree, origins, section, key, value, name)
+    for (section, key), value in flags.items():
+        if value is not None:
+            _set(tree, origins, section, key, value, "--" + key.replace("_", "-"))
+    _toolhost_defaults(tree, origins, environ)
+    config = _convert(tree, path, origins)
+    _check(config, path)
+    return Loaded(config, path, origins)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _set(tree: dict[str, Any], origins: dict[str, str], section: str, key: str, value: Any, origin: str) -> None:
+    table = tree.setdefault(section, {})
+    if isinstance(table, dict):
+        table[key] = value
+        origins[f"{section}.{key}"] = origin
+
+
+def _toolhost_defaults(tree: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
+    for name, key in MACHINA_TOOLHOST.items():
+        value = environ.get(name)
+        if not value:
+            continue
+        for entry in tree.get("toolhost", []):
+            if isinstance(entry, dict) and key not in entry:
+                entry[key] = value
+                origins[f"toolhost.{entry.get('name')}.{key}"] = name
+
+
+def _alternatives(kind: type[Struct], key: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, kind.__struct_fields__, 1)
+    return f"did you mean `{near[0]}`?" if near else "there are: " + ", ".join(kind.__struct_fields__)
+
+
+_SECTIONS: dict[str, type[Struct]] = {"server": Server, "limits": Limits, "toolhost": Toolhost}
+
+
+def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
+    try:
+        return msgspec.convert(_from_text(tree, origins), Config)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = re.search(r"`\$\.?([^`]*)`", text)
+        place = found.group(1) if found else ""
+        origin = origins.get(place) or str(path or "the command line")
+        where = re.sub(r"\[(\d+)\]", lambda m: f" no. {int(m.group(1)) + 1},", place).replace(",.", ", ")
+        unknown = re.search(r"unknown field `([^`]*)`", text)
+        if unknown:
+            section = place.split("[")[0]
+            kind = _SECTIONS.get(section, Config)
+            inside = f"[{where.rstrip(',')}]" if where else "the top level"
+            raise ConfigError(
+                f"{origin}: {inside} has no setting `{unknown.group(1)}`; {_alternatives(kind, unknown.group(1))}"
+            ) from None
+        said = re.sub(r"\s*- at `.*`$", "", text)
+        said = said[0].lower() + said[1:]
+        raise ConfigError(f"{origin}: {where or 'the file'}: {said}") from None
+
+
+def _from_text(tree: dict[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+    """Values from the environment are text: reads them as what the setting is."""
+    converted = dict(tree)
+    for section in ("server", "limits"):
+        table = converted.get(section)
+        if isinstance(table, dict):
+            kind = _SECTIONS[section]
+            types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+            converted[section] = {
+                key: _parse(value, types[key], f"{origins[f'{section}.{key}']}")
+                if isinstance(value, str) and key in types and origins.get(f"{section}.{key}", "").isupper()
+                else value
+                for key, value in table.items()
+            }
+    hosts = converted.get("toolhost")
+    if isinstance(hosts, list):
+        converted["toolhost"] = [
+            {**entry, "min": _parse(entry["min"], int, "MACHINA_TOOLHOST_POOL_SIZE")}
+            if isinstance(entry, dict) and isinstance(entry.get("min"), str)
+            else entry
+            for entry in hosts
+        ]
+    return converted
+
+
+def _parse(value: str, kind: Any, origin: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}={value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
+
+
+def _check(config: Config, path: Path | None) -> None:
+    """What one field's type cannot say."""
+    seen: set[str] = set()
+    file = path or "the command line"
+    for host in config.toolhost:
+        if host.name in seen:
+            raise ConfigError(f"{file}: two [[toolhost]] are called `{host.name}`; give one of them another name")
+        seen.add(host.name)
+        if host.max < host.min:
+            host.max = host.min
+        for plugin, pin in host.sha256.items():
+            if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
+                raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
+    if config.server.tcp:
+        address(config.server.tcp, "server.tcp")
+
+
+def address(text: str, setting: str) -> tuple[str, int]:
+    """HOST:PORT, or [IPv6]:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{setting} = {text!r}: expected HOST:PORT, for example 127.0.0.1:7070")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def default_socket(environ: Mapping[str, str]) -> str:
+    """In a directory that only this user can enter."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    base = os.path.join(runtime, "toolhost-broker") if runtime else f"/tmp/toolhost-broker-{os.getuid()}"
+    return os.path.join(base, "broker.sock")
+
+
+def operator_socket(socket: str) -> str:
+    return socket + ".operator"

@@ -1,0 +1,428 @@
+"""One caller's connection: lines in, replies out, exactly one a line, in order unless they carry an id."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker import errors
+from broker._native import ffi, lib
+from broker.dispatch import Call
+from broker.errors import Refusal
+from broker.model import Work
+from broker.pool.outbox import Outbox
+
+if TYPE_CHECKING:
+    from broker.faces.machina.listener import MachinaFace
+
+LINES_A_SCAN = 4096
+READS_AT_THE_END = 64  # of what is already here when the broker stops
+OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
+
+# The scanner's numbers, looked up once: an attribute of `lib` costs a dictionary look-up a time.
+PLAIN, BAD, CLOSE = lib.TB_PLAIN, lib.TB_BAD, lib.TB_CLOSE
+ITEM, COUNT, TOOL, PROBLEM, MEMBER = lib.TB_ITEM, lib.TB_I_COUNT, lib.TB_I_TOOL, lib.TB_I_PROBLEM, lib.TB_I_MEMBER
+OUT, OUT_LEN, IDS, IDS_LEN, SPANS = lib.TB_I_OUT, lib.TB_I_OUT_LEN, lib.TB_I_IDS, lib.TB_I_IDS_LEN, lib.TB_I_SPANS
+
+MEMBERS = {
+    lib.TB_ID: "id",
+    lib.TB_AID: "aid",
+    lib.TB_INPUT_JSON: "input_json",
+    lib.TB_INPUTS: "inputs",
+    lib.TB_DS_STATE: "ds_state",
+    lib.TB_IDEMPOTENCY_KEY: "idempotency_key",
+    lib.TB_LEASE_TOKEN: "_lease_token",
+    lib.TB_TIMEOUT_MS: "timeout_ms",
+    lib.TB_SESSION: "session",
+    lib.TB_STREAM: "stream",
+    lib.TB_TRACEPARENT: "traceparent",
+    lib.TB_RUN_ID: "run_id",
+    lib.TB_REQUEST_ID: "request_id",
+}
+EXPECTED = {
+    lib.TB_INPUTS: "an object",
+    lib.TB_DS_STATE: "an object",
+    lib.TB_TIMEOUT_MS: "a whole number of milliseconds above 0",
+    lib.TB_STREAM: "true or false",
+}
+
+
+class Slot:
+    """A place in the order of replies, for some replies in a row. Places are a chain; only the first may speak."""
+
+    __slots__ = ("_owner", "chunks", "left", "next")
+
+    def __init__(self, owner: Connection, left: int) -> None:
+        self._owner = owner
+        self.left = left
+        self.chunks: list[bytes] = []
+        self.next: Slot | None = None
+
+    def split(self, count: int) -> Slot:
+        """This place keeps the first `count` replies; the rest get a place right behind it."""
+        behind = Slot(self._owner, self.left - count)
+        self.left = count
+        behind.next, self.next = self.next, behind
+        if self._owner.last_slot is self:
+            self._owner.last_slot = behind
+        return behind
+
+
+class Connection:
+    """A caller (it waits its turn as one) and the sink of its replies."""
+
+    def __init__(self, face: MachinaFace, sock: socket.socket, principal: str, operator: bool) -> None:
+        self.face = face
+        self.principal = principal
+        self.operator = operator
+        self.authenticated = True
+        self._core = face.core
+        self._loop = face.core.loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._framer = ffi.gc(lib.tb_framer_new(face.limits.request_bytes), lib.tb_framer_free)
+        self._outbox = Outbox(self._loop, self._fd, self.abort, self._on_drained)
+        self._first_slot: Slot | None = None
+        self.last_slot: Slot | None = None
+        self._unanswered = 0
+        self._unanswered_bytes = 0.0
+        self._scheduled = False
+        self._reading = True
+        self._more = False  # the framer holds lines that have not been looked at
+        self.ending = False  # no more lines will be taken
+        self.closed = False
+        self.heard = time.monotonic()
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    # --- lines in ---------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        got = lib.tb_framer_read(self._framer, self._fd)
+        if got > 0:
+            self._take_lines()
+        elif got == 0:
+            lib.tb_framer_end(self._framer)
+            self._take_lines()
+            if not self.closed:
+                self._end()
+        elif got not in (-11, -4):  # EAGAIN, EINTR
+            self.abort()
+        self._core.flush()
+
+    def _take_lines(self) -> None:
+        view = self._core.view
+        limits = self.face.limits
+        now = time.monotonic()
+        self.heard = now
+        while not self.ending and not self.closed:
+            if lib.tb_scan(
+                self._framer, self.face.registry.table, self._core.scanned, LINES_A_SCAN, limits.depth, view
+            ):
+                raise MemoryError
+            count = view.count
+            more = view.more
+            if count:
+                items = ffi.unpack(view.items, count * ITEM)
+                # The view's memory is shared by all: copy what outlives this call before anything else can scan.
+                out, ids, lines = view.out, view.ids, view.lines
+                for at in range(0, count * ITEM, ITEM):
+                    kind = items[at]
+                    if kind == PLAIN:
+                        self._plain(items, at, out, ids, now)
+                    elif kind == BAD:
+                        self._bad(items, at, ids)
+                    elif kind == CLOSE:
+                        self._end()
+                    else:
+                        self._one(items, at, out, ids, lines, now)
+            self._more = bool(more)
+            if not more:
+                return
+            if self._choked() and not self.face.dispatcher.draining:
+                self._pause()
+                return
+        self._more = False
+
+    def _plain(self, items: list[int], at: int, out: Any, ids: Any, now: float) -> None:
+        face = self.face
+        count = items[at + COUNT]
+        tool = face.registry[items[at + TOOL]]
+        lines = ffi.buffer(out + items[at + OUT], items[at + OUT_LEN])[:]
+        ids_len = items[at + IDS_LEN]
+        own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
+        work = face.dispatcher.span(tool, lines, count, own_ids, self, self)
+        if own_ids is None:
+            work.slot = self._slot(count)
+        self._count(count, len(lines))
+        refusal = self._gate()
+        if refusal is None:
+            tool.runtime.submit(work, now)
+        else:
+            self.refuse(work, refusal)
+
+    def _one(self, items: list[int], at: int, out: Any, ids: Any, lines: Any, now: float) -> None:
+        """A line that is more than plain: a call for the policy, or a word to the broker itself."""
+        members: dict[int, bytes] = {}
+        for member in MEMBERS:
+            start = items[at + SPANS + 2 * member]
+            if start >= 0:
+                members[member] = ffi.buffer(lines + start, items[at + SPANS + 2 * member + 1])[:]
+        ids_len = items[at + IDS_LEN]
+        own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
+        line = ffi.buffer(out + items[at + OUT], items[at + OUT_LEN])[:]
+        aid: str = msgspec.json.decode(members[lib.TB_AID])
+        self._count(1, len(line))
+        slot = None if own_ids is not None else self._slot(1)
+        if aid.startswith("_"):
+            self._loop.create_task(self._control(aid, own_ids, slot))
+            return
+        refusal = self._gate() or self._admit(items[at + TOOL], aid, line, own_ids, members, slot, now)
+        if refusal is not None:
+            self._settle(slot, refusal.line(aid, own_ids), 1)
+
+    def _admit(
+        self,
+        index: int,
+        aid: str,
+        line: bytes,
+        ids: bytes | None,
+        members: dict[int, bytes],
+        slot: Slot | None,
+        now: float,
+    ) -> Refusal | None:
+        if index < 0:
+            return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+        dispatcher = self.face.dispatcher
+        tool = self.face.registry[index]
+        asked = members.get(lib.TB_TIMEOUT_MS)
+        if asked is not None and (not asked.isdigit() or int(asked) == 0):
+            return _wrong_type(lib.TB_TIMEOUT_MS)
+        if members.get(lib.TB_STREAM) == b"true" and ids is None:
+            return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
+        session: object = self
+        if lib.TB_SESSION in members:
+            session = (self.principal, msgspec.json.decode(members[lib.TB_SESSION]))
+        call = Call(
+            tool,
+            line,
+            ids,
+            dispatcher.timeout(tool, int(asked) if asked is not None else None),
+            members.get(lib.TB_DS_STATE),
+            session,
+        )
+        return dispatcher.admit(call, self, self, slot, now)
+
+    async def _control(self, aid: str, ids: bytes | None, slot: Slot | None) -> None:
+        result = await self.face.control(self, aid)
+        if isinstance(result, Refusal):
+            line = result.line(aid, ids)
+        else:
+            encoded = msgspec.json.encode({"ok": True, "status": "OK", **result})
+            line = (b'{"id":' + ids[:-1] + b"," + encoded[1:] if ids else encoded) + b"\n"
+        self._settle(slot, line, 1)
+        self._core.flush()
+
+    def _gate(self) -> Refusal | None:
+        if not self.authenticated:
+            return Refusal(errors.FORBIDDEN, 'the first line must be {"aid":"_auth","token":"…"}')
+        return self.face.dispatcher.refusal()
+
+    def _bad(self, items: list[int], at: int, ids: Any) -> None:
+        ids_len = items[at + IDS_LEN]
+        own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
+        refusal = self._problem(items[at + PROBLEM], items[at + MEMBER])
+        self._count(1, 0)
+        self.answer(own_ids, refusal.line(None, own_ids))
+
+    def _problem(self, problem: int, member: int) -> Refusal:
+        limits = self.face.limits
+        if problem == lib.TB_TOO_LONG:
+            return Refusal(
+                errors.TOO_LARGE, f"the request line is over {limits.request_bytes} bytes (limits.request_bytes)"
+            )
+        if problem == lib.TB_TOO_DEEP:
+            return Refusal(
+                errors.BAD_REQUEST, "invalid JSON", detail=f"nested deeper than {limits.depth} levels (limits.depth)"
+            )
+        if problem == lib.TB_NOT_AN_OBJECT:
+            return Refusal(errors.BAD_REQUEST, "invalid JSON", detail="a request is one JSON object a line")
+        if problem == lib.TB_TWICE:
+            return Refusal(errors.BAD_REQUEST, f'the line has "{MEMBERS[member]}" twice')
+        if problem == lib.TB_WRONG_TYPE:
+            return _wrong_type(member)
+        if problem == lib.TB_BOTH_INPUTS:
+            return Refusal(errors.BAD_REQUEST, 'the line has both "inputs" and "input_json"; send one of them')
+        if problem == lib.TB_NO_AID:
+            return Refusal(errors.BAD_REQUEST, "missing aid")
+        if problem == lib.TB_NUL_NAME:
+            return Refusal(errors.BAD_REQUEST, "a member's name contains a NUL character")
+        return Refusal(errors.BAD_REQUEST, "invalid JSON")
+
+    # --- replies out ------------------------------------------------------------------------------------------------
+
+    def _slot(self, count: int) -> Slot:
+        slot = Slot(self, count)
+        if self.last_slot is None:
+            self._first_slot = slot
+        else:
+            self.last_slot.next = slot
+        self.last_slot = slot
+        return slot
+
+    def _count(self, calls: int, size: int) -> None:
+        self._unanswered += calls
+        self._unanswered_bytes += size
+
+    def answer(self, ids: bytes | None, line: bytes) -> None:
+        """The reply to a line that went no further than this."""
+        self._settle(None if ids is not None else self._slot(1), line, 1)
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:
+        self._settle(work.slot, lines, count)
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        if self.closed:
+            return
+        if work.ids is None:
+            lines = refusal.line(work.tool.name) * work.count
+        else:
+            work.trim()
+            lines = b"".join(refusal.line(work.tool.name, one + b"\n") for one in work.ids.split(b"\n")[:-1])
+        self._settle(work.slot, lines, work.count)
+
+    def _settle(self, slot: Slot | None, lines: bytes, count: int) -> None:
+        if self.closed:
+            return
+        self._unanswered_bytes -= self._unanswered_bytes * count / self._unanswered
+        self._unanswered -= count
+        if slot is None:
+            self._outbox.put(lines)
+        else:
+            slot.left -= count
+            if slot is self._first_slot:
+                self._outbox.put(lines)
+                if not slot.left:
+                    self._advance()
+            else:
+                slot.chunks.append(lines)
+        if not self._scheduled:
+            self._scheduled = True
+            self._core.dirty.append(self)
+
+    def _advance(self) -> None:
+        """The first place is done: the next one speaks, with all that it has kept."""
+        slot = self._first_slot
+        while slot is not None and not slot.left:
+            slot = slot.next
+            if slot is not None:
+                for chunk in slot.chunks:
+                    self._outbox.put(chunk)
+                slot.chunks.clear()
+        self._first_slot = slot
+        if slot is None:
+            self.last_slot = None
+
+    def flush(self) -> None:
+        self._scheduled = False
+        if self.closed:
+            return
+        self._outbox.flush()
+        self._turn()
+
+    # --- flow -------------------------------------------------------------------------------------------------------
+
+    def _choked(self) -> bool:
+        limits = self.face.limits
+        return (
+            self._unanswered >= limits.connection_calls
+            or self._unanswered_bytes >= limits.connection_bytes
+            or self._outbox.size > OUTBOX_HIGH
+            or (self._unanswered > 0 and self._core.queued_bytes >= limits.queue_bytes)
+        )
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def _turn(self) -> None:
+        """After each round: read on, stop reading, or leave."""
+        if self.ending:
+            if not self._unanswered and not self._outbox.size:
+                self.close()
+        elif self._choked():
+            self._pause()
+        elif not self._reading:
+            if self._more:
+                self._more = False
+                self._loop.call_soon(self._resume)
+            else:
+                self._reading = True
+                self._loop.add_reader(self._fd, self._on_readable)
+
+    def _resume(self) -> None:
+        if not self.closed:
+            self._take_lines()
+            self._turn()
+            self._core.flush()
+
+    def _on_drained(self) -> None:
+        self._turn()
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """The caller sends no more: what is outstanding is answered, then the connection ends."""
+        if self.ending or self.closed:
+            return
+        self.ending = True
+        self._pause()
+        if self.vanished():
+            self.abort()
+        else:
+            self._loop.call_soon(self._turn_if_open)
+
+    def _turn_if_open(self) -> None:
+        if not self.closed:
+            self._outbox.flush()
+            if not self.closed:
+                self._turn()
+
+    def vanished(self) -> bool:
+        """The caller has closed both directions: nobody reads what we would write."""
+        poller = select.poll()
+        poller.register(self._fd, 0)
+        return any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
+
+    def drain(self) -> None:
+        """The broker stops: lines that are already here are refused, then the connection ends when all is answered."""
+        self._take_lines()
+        for _ in range(READS_AT_THE_END):
+            if self.ending or self.closed or lib.tb_framer_read(self._framer, self._fd) <= 0:
+                break
+            self._take_lines()
+        self._end()
+
+    def gone(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        """The caller has hung up: what it has waiting is dropped, what runs is finished for nobody."""
+        if not self.closed:
+            self.close()
+
+    def close(self) -> None:
+        self.closed = True
+        self._pause()
+        self._outbox.close()
+        self._first_slot = self.last_slot = None
+        self._sock.close()
+        self.face.hung_up(self)
+
+
+def _wrong_type(member: int) -> Refusal:
+    return Refusal(errors.BAD_REQUEST, f'"{MEMBERS[member]}" must be {EXPECTED.get(member, "a string")}')

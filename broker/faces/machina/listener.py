@@ -1,0 +1,203 @@
+"""The Machina face: listens on Unix sockets and TCP, and knows its connections."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from broker import errors
+from broker.config import Limits, address
+from broker.dispatch import Dispatcher
+from broker.errors import ConfigError, Refusal
+from broker.faces.machina.connection import Connection
+from broker.observe.log import Log
+from broker.pool.core import Core
+from broker.registry import Registry
+
+BACKLOG = 1024
+ACCEPTS_A_ROUND = 64
+LOOPBACK = ("127.", "::1", "localhost")
+
+Control = Callable[[Connection, str], Awaitable["dict[str, Any] | Refusal"]]
+
+
+class MachinaFace:
+    def __init__(
+        self,
+        core: Core,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        max_connections: int,
+        log: Log,
+        control: Control,
+        on_hang_up: Callable[[Connection], None],
+    ) -> None:
+        self.core = core
+        self.dispatcher = dispatcher
+        self.limits = limits
+        self.control = control
+        self.connections: set[Connection] = set()
+        self._on_hang_up = on_hang_up
+        self._most = max_connections
+        self._log = log
+        self._listeners: list[socket.socket] = []
+        self._paths: list[str] = []
+        self._locks: list[int] = []
+
+    @property
+    def registry(self) -> Registry:
+        return self.dispatcher.registry
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    def listen_unix(self, path: str, *, operator: bool) -> None:
+        """A socket that only this user can reach: mode 0600, in a directory that is not open to others."""
+        _private_directory(Path(path).parent)
+        self._locks.append(_lock(path))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError as error:
+            hint = " (a socket's path may have 107 bytes: choose a shorter --socket)" if len(path) > 107 else ""
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}{hint}") from None
+        finally:
+            os.umask(before)
+        self._paths.append(path)
+        self._listen(listener, operator)
+
+    def listen_tcp(self, text: str, *, insecure: bool) -> tuple[str, int]:
+        host, port = address(text, "--tcp")
+        if not host.startswith(LOOPBACK) and not insecure:
+            raise ConfigError(
+                f"--tcp {text} would let anybody who reaches this machine call every tool: use 127.0.0.1, "
+                "or say --insecure if the network in front of it is closed"
+            )
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on --tcp {text}: {error.strerror or error}") from None
+        self._listen(listener, operator=False)
+        bound = listener.getsockname()
+        return bound[0], bound[1]
+
+    def _listen(self, listener: socket.socket, operator: bool) -> None:
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._listeners.append(listener)
+        self.core.loop.add_reader(listener.fileno(), self._on_accept, listener, operator)
+
+    def _on_accept(self, listener: socket.socket, operator: bool) -> None:
+        for _ in range(ACCEPTS_A_ROUND):
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._log.error("cannot accept", reason=os.strerror(error.errno), connections=len(self.connections))
+                    self._rest(listener, operator)
+                return
+            self._welcome(sock, operator)
+
+    def _rest(self, listener: socket.socket, operator: bool) -> None:
+        """Out of descriptors: those who wait stay in the backlog for a second."""
+        fd = listener.fileno()
+        self.core.loop.remove_reader(fd)
+
+        def again() -> None:
+            if listener in self._listeners:
+                self.core.loop.add_reader(fd, self._on_accept, listener, operator)
+
+        self.core.loop.call_later(1.0, again)
+
+    def _welcome(self, sock: socket.socket, operator: bool) -> None:
+        sock.setblocking(False)
+        if len(self.connections) >= self._most and not operator:
+            refusal = Refusal(
+                errors.OVERLOADED, f"there are {self._most} connections already (server.max_connections)", retry_after=1
+            )
+            with contextlib.suppress(OSError):
+                sock.send(refusal.line(None))
+            sock.close()
+            return
+        if sock.family == socket.AF_UNIX:
+            _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            principal = f"uid:{uid}"
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            principal = "tcp:anonymous"
+        self.connections.add(Connection(self, sock, principal, operator))
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    def hung_up(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.dispatcher.hung_up(connection)
+        self._on_hang_up(connection)
+
+    def expire(self) -> None:
+        """Callers that closed while they had something outstanding."""
+        for connection in [c for c in self.connections if c.ending]:
+            if connection.vanished():
+                connection.abort()
+
+    def stop_accepting(self) -> None:
+        for listener in self._listeners:
+            self.core.loop.remove_reader(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def close(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+        for lock in self._locks:
+            os.close(lock)
+
+
+def _private_directory(directory: Path) -> None:
+    """Makes it, for us alone; one that exists must be ours if it is one that we would have made."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {directory} for the socket: {error.strerror}; choose another --socket"
+        ) from None
+    if directory.name.startswith("toolhost-broker"):
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ConfigError(f"{directory} belongs to somebody else; choose another --socket")
+        if found.st_mode & 0o077:
+            directory.chmod(0o700)
+
+
+def _lock(path: str) -> int:
+    """One broker a socket: the lock, not the socket's file, says whether one is alive."""
+    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pid = os.read(fd, 32).decode(errors="replace").strip() or "?"
+        os.close(fd)
+        raise ConfigError(
+            f"another broker (pid {pid}) is serving {path}; stop it (kill {pid}) or choose another --socket"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,86 @@
+"""What the broker says of itself: `broker tools` and `broker status`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from broker import __version__
+from broker.pool import process
+from broker.registry import Registry
+
+if TYPE_CHECKING:
+    from broker.pool.pool import Pool
+    from broker.server import Broker
+
+
+def tools(registry: Registry) -> list[dict[str, Any]]:
+    return [
+        {
+            "aid": tool.name,
+            "name": tool.info.name,
+            "deterministic": tool.info.deterministic,
+            "side_effects": tool.info.side_effects,
+            "tags": tool.info.tags,
+            "replay_inputs": tool.info.replay_inputs,
+        }
+        for tool in registry
+    ]
+
+
+def report(broker: Broker) -> dict[str, Any]:
+    now = time.monotonic()
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_seconds": round(now - broker.started, 1),
+        "socket": broker.socket,
+        "connections": len(broker.face.connections),
+        "sessions": len(broker.dispatcher.sessions),
+        "processes": broker.core.processes,
+        "calls_per_second": round(broker.rate),
+        "waiting": sum(pool.queue.lines for pool in broker.pools()),
+        "queued_bytes": broker.core.queued_bytes,
+        "draining": broker.dispatcher.draining,
+        "tools": [
+            {
+                "aid": tool.name,
+                "calls": tool.calls,
+                "failed": tool.failed,
+                "recent_us": round(tool.cost * 1e6, 1),
+            }
+            for tool in broker.registry
+            if tool.calls
+        ],
+        "pools": [
+            _pool(pool, runtime.source, runtime.problem, now)
+            for runtime in broker.runtimes
+            for pool in runtime.pools.values()
+        ],
+    }
+
+
+def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "source": source,
+        "state": "broken" if pool.broken else "ready" if pool.ready else "starting",
+        "reason": pool.broken or problem or pool.last_reason,
+        "min": pool.settings.min,
+        "max": pool.settings.max,
+        "waiting": pool.queue.lines,
+        "counts": pool.counts,
+        "processes": [
+            {
+                "pid": host.process.pid,
+                "state": state,
+                "calls": host.calls,
+                "in_flight": host.inflight,
+                "age_seconds": round(now - host.born, 1),
+                "rss_mb": round(process.resident(host.process.pid) / (1024 * 1024), 1),
+            }
+            for state, hosts in (("ready", pool.ready), ("starting", pool.starting), ("leaving", pool.leaving))
+            for host in hosts
+        ],
+    }

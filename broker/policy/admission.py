@@ -1,0 +1,129 @@
+"""Who is next: lanes by tool, and within a lane each caller in turn. Pure; the clock is an argument."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator
+
+from broker.model import Tool, Work
+
+
+class Lane:
+    """The calls that wait for one tool. Callers take turns, so that one caller's flood costs another one turn."""
+
+    __slots__ = ("_callers", "lines", "tool")
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.lines = 0
+        self._callers: OrderedDict[Hashable, deque[Work]] = OrderedDict()
+
+    def push(self, work: Work, *, front: bool = False) -> None:
+        key: Hashable = work.caller
+        waiting = self._callers.get(key)
+        if waiting is None:
+            waiting = self._callers[key] = deque()
+            if front:
+                self._callers.move_to_end(key, last=False)
+        if front:
+            waiting.appendleft(work)
+        else:
+            waiting.append(work)
+        self.lines += work.count
+
+    def pop(self, room: int) -> Work:
+        """At most `room` calls of the caller whose turn it is; that caller then goes to the end of the row."""
+        key, waiting = next(iter(self._callers.items()))
+        work = waiting[0]
+        if work.count > room:
+            work = work.take(room)
+        else:
+            waiting.popleft()
+        if waiting:
+            self._callers.move_to_end(key)
+        else:
+            del self._callers[key]
+        self.lines -= work.count
+        return work
+
+    def remove(self, caller: Hashable) -> list[Work]:
+        """All that one caller has waiting."""
+        gone = list(self._callers.pop(caller, ()))
+        self.lines -= sum(work.count for work in gone)
+        return gone
+
+    def overdue(self, before: float) -> Iterator[Work]:
+        """Takes out what has been waiting since before `before`."""
+        for key in list(self._callers):
+            waiting = self._callers[key]
+            while waiting and waiting[0].queued < before:
+                work = waiting.popleft()
+                self.lines -= work.count
+                yield work
+            if not waiting:
+                del self._callers[key]
+
+    def clear(self) -> list[Work]:
+        everything = [work for waiting in self._callers.values() for work in waiting]
+        self._callers.clear()
+        self.lines = 0
+        return everything
+
+
+class Queue:
+    """All lanes of one pool. Only lanes with waiting calls are in it."""
+
+    __slots__ = ("_lanes",)
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[int, Lane] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
+    @property
+    def lines(self) -> int:
+        return sum(lane.lines for lane in self._lanes.values())
+
+    def waits(self, tool: Tool) -> bool:
+        """Somebody is already waiting for this tool: whoever comes now stands behind."""
+        return tool.index in self._lanes
+
+    def push(self, work: Work, now: float, *, front: bool = False) -> None:
+        if not work.queued:
+            work.queued = now
+        lane = self._lanes.get(work.tool.index)
+        if lane is None:
+            lane = self._lanes[work.tool.index] = Lane(work.tool)
+        lane.push(work, front=front)
+
+    def turn(self, lane: Lane) -> None:
+        """The lane has been looked at: the others come first next time. An empty lane leaves."""
+        if not lane.lines:
+            self._lanes.pop(lane.tool.index, None)
+        else:
+            self._lanes.move_to_end(lane.tool.index)
+
+    def remove(self, caller: Hashable) -> list[Work]:
+        gone: list[Work] = []
+        for lane in self:
+            gone += lane.remove(caller)
+            if not lane.lines:
+                del self._lanes[lane.tool.index]
+        return gone
+
+    def overdue(self, before: float) -> list[Work]:
+        late: list[Work] = []
+        for lane in self:
+            late += lane.overdue(before)
+            if not lane.lines:
+                del self._lanes[lane.tool.index]
+        return late
+
+    def clear(self) -> list[Work]:
+        everything = [work for lane in self for work in lane.clear()]
+        self._lanes.clear()
+        return everything

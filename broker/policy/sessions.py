@@ -1,0 +1,147 @@
+"""Whose state is whose: a session's DSState, one call at a time. Pure; the clock is an argument.
+
+A toolhost keeps its state from one caller to the next, so what goes to it always replaces that state whole, in our own
+words: a `delta` of the caller's is applied here, never there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+
+import msgspec
+from msgspec import Raw, Struct
+
+SLOT = re.compile(r"(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])")
+
+
+class BadState(Exception):
+    """The caller's ds_state cannot be understood."""
+
+
+class State(Struct):
+    """A ds_state on the wire, a caller's or a toolhost's."""
+
+    delta: bool = False
+    slots: dict[str, Raw] = {}
+    removed_slots: list[int] = []
+
+
+class _Reply(Struct):
+    ds_state: State | None = None
+
+
+_state = msgspec.json.Decoder(State)
+_reply = msgspec.json.Decoder(_Reply)
+_encode = msgspec.json.Encoder().encode
+
+Slots = dict[str, Raw]
+
+
+def read(raw: bytes) -> State:
+    """A caller's ds_state, checked."""
+    try:
+        state = _state.decode(raw)
+    except msgspec.ValidationError as error:
+        raise BadState(f"ds_state: {str(error)[0].lower()}{str(error)[1:]}") from None
+    for key, value in state.slots.items():
+        if not SLOT.fullmatch(key):
+            raise BadState(f"ds_state: slot {key!r} is not a number from 0 to 255")
+        if bytes(value).lstrip()[:1] != b"{":
+            raise BadState(f"ds_state: slot {key} is not an object")
+    return state
+
+
+def applied(slots: Slots, state: State) -> Slots:
+    """The slots after a full state (which replaces them) or a delta (which builds on them)."""
+    if not state.delta:
+        return state.slots
+    changed = {**slots, **state.slots}
+    for slot in state.removed_slots:
+        changed.pop(str(slot), None)
+    return changed
+
+
+def after_reply(slots: Slots, line: bytes) -> Slots:
+    """The slots after what a toolhost reports; a reply that reports nothing we understand changes nothing."""
+    try:
+        state = _reply.decode(line).ds_state
+    except msgspec.DecodeError:
+        return slots
+    if state is None or not state.delta:
+        return slots
+    return applied(slots, state)
+
+
+def written(slots: Slots) -> bytes:
+    """As it goes to a toolhost: whole."""
+    return b'"ds_state":' + _encode({"slots": slots})
+
+
+class Session:
+    """One caller's state, and the calls that wait for their turn on it."""
+
+    __slots__ = ("busy", "size", "slots", "used", "waiting")
+
+    def __init__(self) -> None:
+        self.slots: Slots = {}
+        self.size = 0
+        self.used = 0.0
+        self.busy = False
+        self.waiting: deque[Callable[[float], object]] = deque()  # each starts a call, or ends it
+
+
+class Sessions:
+    """All sessions, the least recently used first. Bounded in number, bytes and idle time; a busy one stays."""
+
+    def __init__(self, most: int, most_bytes: int, idle_seconds: float) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._idle = idle_seconds
+        self._sessions: OrderedDict[Hashable, Session] = OrderedDict()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: Hashable, now: float) -> Session:
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session()
+        self._sessions.move_to_end(key)
+        session.used = now
+        self._shrink()
+        return session
+
+    def keep(self, session: Session, slots: Slots, now: float) -> None:
+        """The session's new state."""
+        size = sum(len(key) + len(bytes(value)) for key, value in slots.items())
+        self.size += size - session.size
+        session.size = size
+        session.slots = slots
+        session.used = now
+        self._shrink()
+
+    def drop(self, key: Hashable) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self.size -= session.size
+            session.size = 0
+
+    def expire(self, now: float) -> None:
+        for key, session in list(self._sessions.items()):
+            if now - session.used < self._idle:
+                break
+            if not session.busy and not session.waiting:
+                self.drop(key)
+
+    def _shrink(self) -> None:
+        if len(self._sessions) <= self._most and self.size <= self._most_bytes:
+            return
+        newest = next(reversed(self._sessions))
+        for key, session in list(self._sessions.items()):
+            if len(self._sessions) <= self._most and self.size <= self._most_bytes:
+                return
+            if key != newest and not session.busy and not session.waiting:
+                self.drop(key)

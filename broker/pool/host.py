@@ -1,0 +1,353 @@
+"""One toolhost's conversation: lines out, replies in, in order; its deadline, its last words, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from broker import errors
+from broker._native import ffi, lib
+from broker.errors import Refusal
+from broker.model import Tool, ToolInfo, Work
+from broker.pool.outbox import Outbox
+
+if TYPE_CHECKING:
+    from broker.pool.pool import Pool
+    from broker.pool.process import Process
+
+STDERR_KEPT = 8192
+NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhost
+PROBATION = -17  # where a tool's count goes on after it broke the protocol
+QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which line it answers
+SLOW_SECONDS = 0.001  # a call that takes longer is never in front of another
+GRACE_SECONDS = 2.0  # between the end of its input and SIGKILL
+
+
+class Fence:
+    """A line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
+    that says too much or too little is found out here, before anybody else's call is behind it."""
+
+    TOOL = Tool(-1, ToolInfo("_fence"), None, 0.0)  # type: ignore[arg-type]
+    count = 0
+    principal = ""
+
+    def __init__(self, host: Host, timeout: float, suspect: Tool | None) -> None:
+        Fence.count += 1
+        self.name = f"_fence.{os.getpid()}.{Fence.count}".encode()
+        self.host = host
+        self.suspect = suspect
+        self.work = Work(self.TOOL, b'{"aid":"' + self.name + b'"}\n', 1, None, self, self, timeout)
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
+        self.host.fence_passed(self, self.name in lines)
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        """The toolhost is dead, and says so itself."""
+
+    def gone(self) -> bool:
+        return False
+
+
+class Host:
+    """A toolhost process while it lives. The pool's lists say in which state it is; this is what it is doing."""
+
+    __slots__ = (
+        "alone",
+        "born",
+        "calls",
+        "deadline",
+        "expires",
+        "flight",
+        "framer",
+        "generation",
+        "inflight",
+        "lived",
+        "loop",
+        "mark",
+        "max_calls",
+        "outbox",
+        "pool",
+        "process",
+        "quotes",
+        "rss",
+        "scheduled",
+        "stderr",
+        "stop_reason",
+        "timer",
+        "timer_at",
+    )
+
+    def __init__(self, pool: Pool, process: Process, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        self.pool = pool
+        self.process = process
+        self.loop = loop
+        self.generation = pool.generation
+        self.flight: deque[Work] = deque()
+        self.inflight = 0  # calls in `flight`
+        self.lived = False  # it has answered at least once
+        self.alone = True  # nobody may be put behind what it is doing
+        self.quotes = True  # its refusals name the line that they answer
+        self.calls = -1  # the first fence does not count
+        self.born = now
+        self.expires = 0.0
+        self.max_calls = 0
+        self.mark = now  # since when the first call in flight has been the first
+        self.deadline = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0
+        self.scheduled = False
+        self.stderr = b""
+        self.stop_reason = ""
+        self.rss = 0  # bytes, when it came alive
+        self.framer = ffi.gc(lib.tb_framer_new(pool.limits.reply_bytes), lib.tb_framer_free)
+        self.outbox = Outbox(loop, process.stdin, self._input_broken)
+        loop.add_reader(process.stdout, self._on_replies)
+        loop.add_reader(process.stderr, self._on_stderr)
+        loop.add_reader(process.pidfd, self._on_exit)
+        self.send(Fence(self, pool.startup_seconds, None).work, now)
+
+    # --- work in ----------------------------------------------------------------------------------------------------
+
+    def send(self, work: Work, now: float) -> None:
+        """Hands work over. An idle toolhost gets it at once; a busy one with whatever else this round brings."""
+        idle = not self.flight
+        self.flight.append(work)
+        self.inflight += work.count
+        self.outbox.put(work.lines)
+        if idle:
+            self.mark = now
+            self._arm(now)
+        if not self.scheduled:
+            self.scheduled = True
+            if idle:
+                self.pool.core.dirty.append(self)
+            else:
+                self.loop.call_soon(self.flush)
+
+    def send_alone(self, work: Work, now: float) -> None:
+        """One call with a toolhost to itself."""
+        self.alone = True
+        self.send(work, now)
+
+    def flush(self) -> None:
+        self.scheduled = False
+        self.outbox.flush()
+
+    def fence_passed(self, fence: Fence, quoted: bool) -> None:
+        if fence.suspect is None:  # the first sign of life
+            self.quotes = quoted
+        elif not quoted:
+            self.pool.violation(self, fence.suspect, "answered one request more than once")
+            return
+        else:
+            fence.suspect.clean += 1
+        self.alone = False
+        self.pool.host_free(self)
+
+    # --- replies out ------------------------------------------------------------------------------------------------
+
+    def _on_replies(self) -> None:
+        got = lib.tb_framer_read(self.framer, self.process.stdout)
+        if got > 0:
+            self._settle(time.monotonic())
+            self.pool.core.flush()
+        elif got == 0:
+            self.loop.remove_reader(self.process.stdout)
+            self.die("closed its output")
+        elif got not in (-11, -4):  # EAGAIN, EINTR
+            self.die(f"its output cannot be read: {os.strerror(-got)}")
+
+    def _settle(self, now: float) -> None:
+        """Gives each complete reply to the call that it belongs to: the first one in flight."""
+        taken = self.pool.core.taken
+        flight = self.flight
+        answered = 0
+        first = flight[0] if flight else None
+        while flight:
+            work = flight[0]
+            ids = work.ids
+            if ids is None:
+                failed = lib.tb_take(
+                    self.framer, self.pool.core.take_batch, work.count, ffi.NULL, 0, self.pool.limits.depth, taken
+                )
+            else:
+                rest = ffi.from_buffer(ids) + work.ids_at
+                failed = lib.tb_take(
+                    self.framer,
+                    self.pool.core.take_batch,
+                    work.count,
+                    rest,
+                    len(ids) - work.ids_at,
+                    self.pool.limits.depth,
+                    taken,
+                )
+            if failed:
+                raise MemoryError
+            lines = taken.lines
+            if lines:
+                data = ffi.buffer(taken.data, taken.len)[:]
+                work.ids_at += taken.ids_used
+                work.done += lines
+                work.count -= lines
+                self.inflight -= lines
+                answered += lines
+                tool = work.tool
+                tool.calls += lines
+                self.calls += lines
+                tool.failed += lines - taken.succeeded
+                if not work.count:
+                    flight.popleft()
+                work.sink.deliver(work, data, lines)
+            stopped = taken.stopped
+            if stopped == lib.TB_REPLY_OVERSIZE:
+                answered += 1
+                self._oversize(work)
+            elif stopped == lib.TB_REPLY_JUNK:
+                junk = ffi.buffer(taken.junk, taken.junk_len)[:]
+                self.pool.junk(self, work.tool, junk)
+                return
+            elif work.count:
+                break
+        if not flight and lib.tb_framer_pending(self.framer):
+            self.pool.violation(self, first.tool if first else Fence.TOOL, "said more than it was asked")
+        elif answered and not self.stop_reason:
+            self._progress(first, answered, now)
+
+    def _progress(self, first: Work | None, answered: int, now: float) -> None:
+        """Time moves on: what a call costs, when the next one is late, who may come in."""
+        if first is not None and first.tool is not Fence.TOOL:
+            _learn(first.tool, (now - self.mark) / answered)
+        self.mark = now
+        if self.flight:
+            self._arm(now)
+            if not self.alone:
+                self.pool.host_free(self)
+        elif first is not None and first.tool is not Fence.TOOL:
+            if self.alone and first.tool.clean < NEWCOMER_CALLS:
+                if self.quotes:
+                    self.send(Fence(self, self.pool.startup_seconds, first.tool).work, now)
+                else:
+                    self.loop.call_later(QUIET_SECONDS, self._quiet, first.tool)
+            else:
+                self.alone = False
+                self.pool.host_free(self)
+
+    def _quiet(self, tool: Tool) -> None:
+        if self.stop_reason:
+            return
+        tool.clean += 1
+        self.alone = False
+        self.pool.host_free(self)
+        self.pool.core.flush()
+
+    def _oversize(self, work: Work) -> None:
+        call = self._first_call()
+        limit = self.pool.limits.reply_bytes
+        refusal = Refusal(
+            errors.REPLY_TOO_LARGE, f"{work.tool.name}: its reply is over {limit} bytes (limits.reply_bytes)"
+        )
+        self.pool.failed(call, refusal)
+
+    def _first_call(self) -> Work:
+        """Takes the first call in flight out."""
+        work = self.flight[0]
+        self.inflight -= 1
+        if work.count == 1:
+            return self.flight.popleft()
+        return work.take(1)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _arm(self, now: float) -> None:
+        """The clock of a call starts when it is the first. One timer a toolhost; it is moved only when it must be."""
+        self.deadline = now + self.flight[0].timeout
+        if self.timer is None or self.deadline < self.timer_at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self._schedule(now)
+
+    def _schedule(self, now: float) -> None:
+        self.timer_at = self.deadline
+        self.timer = self.loop.call_later(max(0.001, self.deadline - now), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.timer = None
+        if not self.flight or self.stop_reason:
+            return
+        now = time.monotonic()
+        if now < self.deadline:
+            self._schedule(now)
+        else:
+            self.pool.late(self)
+            self.pool.core.flush()
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _on_stderr(self) -> None:
+        try:
+            data = os.read(self.process.stderr, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
+        else:
+            self.loop.remove_reader(self.process.stderr)
+
+    def _input_broken(self) -> None:
+        """It no longer reads. Its death, or the closing of its output, tells the rest."""
+
+    def last_words(self) -> str:
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:])[-400:]
+
+    def die(self, reason: str) -> None:
+        """Kills it. What it had in flight is settled when it is dead and its pipe is dry."""
+        if not self.stop_reason:
+            self.stop_reason = reason
+            self.pool.host_leaves(self)
+        self.process.kill()
+
+    def finish(self, reason: str) -> None:
+        """Nothing is in flight, nothing more will be: the end of its input asks it to leave."""
+        if self.stop_reason:
+            return
+        self.stop_reason = reason
+        self.outbox.close()
+        self.process.close_stdin()
+        self.loop.call_later(GRACE_SECONDS, self.process.kill)
+
+    def _on_exit(self) -> None:
+        process = self.process
+        if not process.reap():
+            return
+        if not self.stop_reason:
+            self.stop_reason = process.how_it_ended()
+            self.pool.host_leaves(self)
+        while self.flight and lib.tb_framer_read(self.framer, process.stdout) > 0:
+            self._settle(time.monotonic())
+        self._on_stderr()
+        for fd in (process.stdout, process.stderr, process.pidfd):
+            self.loop.remove_reader(fd)
+        self.outbox.close()
+        if self.timer is not None:
+            self.timer.cancel()
+        process.close()
+        self.pool.host_dead(self)
+        self.pool.core.flush()
+
+    def abandon(self) -> list[Work]:
+        """All that is in flight, given up: the first call may have run, the others have not."""
+        works = list(self.flight)
+        self.flight.clear()
+        self.inflight = 0
+        return works
+
+
+def _learn(tool: Tool, sample: float) -> None:
+    """Quickly both ways: a tool that turns slow must not keep its place in front of others."""
+    tool.cost = (tool.cost + sample) / 2 if tool.cost else sample

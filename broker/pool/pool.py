@@ -1,0 +1,450 @@
+"""The toolhosts of one plugin: who gets a call, how many there are, and what becomes of calls when one dies.
+
+A toolhost's state is the collection that it is in: `starting`, `ready` or `leaving`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import random
+import time
+from collections.abc import Hashable
+
+from broker import errors
+from broker.config import Limits, Toolhost
+from broker.errors import Refusal
+from broker.model import Tool, Work
+from broker.observe.log import Log
+from broker.policy.admission import Lane, Queue
+from broker.pool import process
+from broker.pool.core import Core
+from broker.pool.host import NEWCOMER_CALLS, PROBATION, SLOW_SECONDS, Fence, Host
+from broker.pool.process import Process, Spawner, SpawnError, Spec
+
+WINDOW_SECONDS = 0.001  # of work in one toolhost's pipe
+WINDOW_MOST = 512
+WINDOW_FAST = 32  # at least, for tools under a tenth of the window: a round trip is not their fault
+OUTBOX_MOST = 4 * 1024 * 1024
+BACKLOG_SECONDS = 0.01  # of waiting fast calls that make it worth starting another process
+BROKEN_AFTER = 5  # starts that failed in a row
+BACKOFF_SECONDS = (0.05, 30.0)
+JITTER = 0.1
+RERUNS = 3
+HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")
+
+
+class Pool:
+    startup_seconds = 10.0
+
+    def __init__(self, name: str, settings: Toolhost, limits: Limits, core: Core, spawner: Spawner, log: Log) -> None:
+        self.name = name
+        self.settings = settings
+        self.limits = limits
+        self.core = core
+        self.log = log
+        self._spawner = spawner
+        self._spec: Spec | None = None
+        self.generation = 0
+        self.starting: set[Host] = set()
+        self.ready: list[Host] = []
+        self.leaving: set[Host] = set()
+        self.spawning = 0  # asked of the spawner, no process yet
+        self.queue = Queue()
+        self.reserved: Host | None = None  # kept free of new work until a slow call can have it
+        self.held = False  # calls wait while the plugin is being replaced
+        self.closed = False
+        self.failures = 0  # starts in a row
+        self.broken = ""  # why
+        self.retry_at = 0.0
+        self.counts = {"crash": 0, "timeout": 0, "violation": 0, "started": 0, "recycled": 0, "moved": 0}
+        self.last_reason = ""
+
+    # --- size -------------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return len(self.ready) + len(self.starting) + self.spawning
+
+    def use(self, spec: Spec) -> None:
+        """From now on toolhosts are started like this; those of before finish what they have and leave."""
+        self._spec = spec
+        self.generation += 1
+        self.failures = 0
+        self.broken = ""
+        self.retry_at = 0.0
+        self.held = False
+        for host in [*self.ready, *self.starting]:
+            self.retire(host, "plugin replaced")
+        self.fill()
+        self.pump(time.monotonic())
+
+    def fill(self) -> None:
+        """Up to the minimum: started ahead of the calls."""
+        while self.size < self.settings.min and self._start():
+            pass
+
+    def _start(self) -> bool:
+        now = time.monotonic()
+        if self._spec is None or self.closed or now < self.retry_at:
+            return False
+        if self.size >= self.settings.max or self.core.processes >= self.limits.processes:
+            return False
+        self.spawning += 1
+        self.core.processes += 1
+        generation = self.generation
+        loop = self.core.loop
+        self._spawner.start(self._spec, lambda result: loop.call_soon_threadsafe(self._started, result, generation))
+        return True
+
+    def _started(self, result: Process | SpawnError, generation: int) -> None:
+        self.spawning -= 1
+        now = time.monotonic()
+        if isinstance(result, SpawnError):
+            self.core.processes -= 1
+            self._start_failed(str(result), now)
+        else:
+            self.counts["started"] += 1
+            host = Host(self, result, self.core.loop, now)
+            host.generation = generation
+            host.expires = now + self.settings.lifetime_seconds * random.uniform(1 - JITTER, 1 + JITTER)
+            host.max_calls = round(self.settings.max_calls * random.uniform(1 - JITTER, 1 + JITTER))
+            self.starting.add(host)
+            if self.closed or generation != self.generation:
+                self.retire(host, "not needed any more")
+        self.core.flush()
+
+    def _start_failed(self, reason: str, now: float) -> None:
+        self.failures += 1
+        self.last_reason = reason
+        least, most = BACKOFF_SECONDS
+        wait = min(most, least * 2 ** (self.failures - 1)) * random.uniform(1, 1 + JITTER)
+        self.retry_at = now + wait
+        self.log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.failures)
+        if self.failures >= BROKEN_AFTER and not self.ready:
+            self.broken = reason
+            for work in self._clear_queue():
+                self._refuse_broken(work)
+        elif not self.closed:
+            self.core.loop.call_later(wait, self._again)
+
+    def _again(self) -> None:
+        if not self.closed:
+            self.fill()
+            self._grow()
+
+    def retire(self, host: Host, reason: str) -> None:
+        """No new calls; it leaves when it has answered what it has."""
+        self.ready = [other for other in self.ready if other is not host]
+        self.starting.discard(host)
+        self.leaving.add(host)
+        if self.reserved is host:
+            self.reserved = None
+        host.lived = True  # whatever comes, it is not a start that failed
+        if not host.flight or host.flight[0].tool is Fence.TOOL:
+            host.abandon()
+            host.finish(reason)
+
+    # --- work in ----------------------------------------------------------------------------------------------------
+
+    def submit(self, work: Work, now: float) -> None:
+        if self.broken and now < self.retry_at:
+            self._refuse_broken(work)
+        elif self.held or self.queue.waits(work.tool) or not self._place(work, now):
+            self.core.queued_bytes += len(work.lines)
+            self.queue.push(work, now)
+            self._grow()
+
+    def _refuse_broken(self, work: Work) -> None:
+        work.sink.refuse(
+            work,
+            Refusal(
+                errors.UNAVAILABLE,
+                f"{self.name}: its toolhost does not start: {self.broken}",
+                retry_after=max(1, round(self.retry_at - time.monotonic())),
+            ),
+        )
+
+    def _place(self, work: Work, now: float) -> bool:
+        """Hands over as much as there is room for; True if that was all of it."""
+        tool = work.tool
+        if tool.clean < NEWCOMER_CALLS or tool.cost > SLOW_SECONDS or not self.settings.pipeline:
+            return self._place_alone(work, now)
+        window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
+        if tool.cost * 10 < WINDOW_SECONDS:
+            window = max(WINDOW_FAST, window)
+        while True:
+            host = self._least_busy()
+            if host is None or host.inflight >= window or host.outbox.size > OUTBOX_MOST:
+                return False
+            room = window - host.inflight
+            if room >= work.count:
+                host.send(work, now)
+                return True
+            host.send(work.take(room), now)
+
+    def _least_busy(self) -> Host | None:
+        best = None
+        for host in self.ready:
+            if host.alone or host is self.reserved:
+                continue
+            if not host.inflight:
+                return host
+            if best is None or host.inflight < best.inflight:
+                best = host
+        return best
+
+    def _place_alone(self, work: Work, now: float) -> bool:
+        """A slow call, or a newcomer's, gets an idle toolhost to itself; one is left for the fast, if there are two."""
+        alone = sum(host.alone for host in self.ready)
+        most = max(1, self.settings.max - 1)
+        while alone < most:
+            host = next((h for h in self.ready if not h.flight and not h.alone), None)
+            if host is None:
+                break
+            if host is self.reserved:
+                self.reserved = None
+            alone += 1
+            if work.count == 1:
+                host.send_alone(work, now)
+                return True
+            host.send_alone(work.take(1), now)
+        return False
+
+    def pump(self, now: float) -> None:
+        """Gives waiting calls what room there is, each tool and each caller in turn."""
+        if self.held or not self.queue:
+            return
+        for lane in self.queue:
+            while lane.lines and self._pump_lane(lane, now):
+                pass
+            self.queue.turn(lane)
+        if self.queue:
+            self._grow()
+
+    def _pump_lane(self, lane: Lane, now: float) -> bool:
+        """One turn of one caller; False when there is no room for this tool."""
+        work = lane.pop(WINDOW_MOST)
+        size = len(work.lines)
+        if self._place(work, now):
+            self.core.queued_bytes -= size
+            return True
+        self.core.queued_bytes -= size - len(work.lines)
+        lane.push(work, front=True)
+        return False
+
+    def _grow(self) -> None:
+        """More processes, where waiting calls are worth it; else room for a slow call is made among those there are."""
+        slow = fast = 0.0
+        for lane in self.queue:
+            if lane.tool.clean < NEWCOMER_CALLS or lane.tool.cost > SLOW_SECONDS or not self.settings.pipeline:
+                slow += lane.lines
+            else:
+                fast += lane.lines * lane.tool.cost
+        coming = len(self.starting) + self.spawning
+        while coming < slow and self._start():
+            coming += 1
+        if fast > BACKLOG_SECONDS and not coming and self.size < (os.cpu_count() or 1):
+            self._start()
+        if slow and not coming and self.reserved is None:
+            busy = [host for host in self.ready if not host.alone]
+            if busy:
+                self.reserved = min(busy, key=lambda host: host.inflight)
+        elif not slow:
+            self.reserved = None
+
+    # --- what hosts report ------------------------------------------------------------------------------------------
+
+    def host_free(self, host: Host) -> None:
+        """It has room: it has come alive, or answered something."""
+        if host in self.starting:
+            self.starting.discard(host)
+            self.ready.append(host)
+            host.lived = True
+            host.rss = process.resident(host.process.pid)
+            self.failures = 0
+            self.broken = ""
+            self.retry_at = 0.0
+        elif host in self.leaving:
+            if not host.flight:
+                host.finish("replaced")
+            return
+        elif host.max_calls and host.calls >= host.max_calls:
+            self.recycle(host, "call count")
+        self.pump(time.monotonic())
+
+    def recycle(self, host: Host, reason: str) -> None:
+        self.counts["recycled"] += 1
+        self.log.info("toolhost recycled", pool=self.name, pid=host.process.pid, reason=reason, calls=host.calls)
+        self.retire(host, reason)
+        self.fill()
+
+    def host_leaves(self, host: Host) -> None:
+        """It is dying: nobody may be given to it."""
+        self.starting.discard(host)
+        self.ready = [other for other in self.ready if other is not host]
+        self.leaving.add(host)
+        if self.reserved is host:
+            self.reserved = None
+
+    def host_dead(self, host: Host) -> None:
+        """It is dead and its pipe is dry: the first call without a reply may have run, those behind it have not."""
+        self.leaving.discard(host)
+        self.core.processes -= 1
+        now = time.monotonic()
+        works = host.abandon()
+        if not host.lived and not self.closed:
+            self._start_failed(self._obituary(host), now)
+        elif works:
+            self.counts["crash"] += 1
+            self.last_reason = self._obituary(host)
+            self.log.warning("toolhost died", pool=self.name, pid=host.process.pid, reason=self.last_reason)
+            self._lose_first(works, Refusal(errors.CRASH, f"{works[0].tool.name}: {self.last_reason}"), now)
+        if not self.closed:
+            self.fill()
+            self.pump(now)
+
+    def _obituary(self, host: Host) -> str:
+        ended = host.process.how_it_ended()
+        why = ended if ended == host.stop_reason else f"{host.stop_reason} and {ended}"
+        words = host.last_words()
+        return f"its toolhost {why}" + (f"; it said: {words}" if words else "")
+
+    def _lose_first(self, works: list[Work], refusal: Refusal, now: float) -> None:
+        """The first call ends here, unless the configuration says that it is safe to run again; the others move."""
+        first = works[0]
+        works = [work for work in works if work.tool is not Fence.TOOL]
+        if first.tool is not Fence.TOOL:
+            call = first if first.count == 1 else first.take(1)
+            if call is first:
+                works.pop(0)
+            if call.moves < RERUNS and self._may_rerun(call.tool):
+                call.trim()
+                call.moves += 1
+                works.insert(0, call)
+            else:
+                self.failed(call, refusal)
+        for work in reversed(works):
+            work.trim()
+            work.queued = 0.0
+            self.counts["moved"] += work.count
+            self.core.queued_bytes += len(work.lines)
+            self.queue.push(work, now, front=True)
+
+    def _may_rerun(self, tool: Tool) -> bool:
+        return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self.settings.rerun)
+
+    def failed(self, call: Work, refusal: Refusal) -> None:
+        """A call that its toolhost did not answer as it should have."""
+        call.tool.calls += 1
+        call.tool.failed += 1
+        call.sink.refuse(call, refusal)
+
+    def late(self, host: Host) -> None:
+        """The first call has had its time. The toolhost is dead to us at once: a late reply reaches nobody."""
+        now = time.monotonic()
+        works = host.abandon()
+        tool = works[0].tool
+        if tool is Fence.TOOL:
+            host.die("did not answer in time after it was started" if host in self.starting else "stopped answering")
+            return
+        self.counts["timeout"] += 1
+        seconds = works[0].timeout
+        self.last_reason = f"{tool.name} ran into its timeout of {seconds:g} s"
+        self.log.warning("call timed out", pool=self.name, aid=tool.name, pid=host.process.pid, seconds=seconds)
+        host.die("timeout")
+        refusal = Refusal(errors.TIMEOUT, f"{tool.name} gave no answer within {seconds:g} s; it may have run")
+        self._lose_first(works, refusal, now)
+        self.fill()
+        self.pump(now)
+
+    def junk(self, host: Host, tool: Tool, line: bytes) -> None:
+        shown = line.decode(errors="replace")
+        self.violation(host, tool, f"replied with a line that is not a JSON object: {shown!r}")
+
+    def violation(self, host: Host, tool: Tool, what: str) -> None:
+        """It broke the protocol: what it says next could be anybody's. It is killed, and the rest moves."""
+        self.counts["violation"] += 1
+        self.last_reason = f"its toolhost {what}"
+        tool.clean = PROBATION
+        self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
+        works = host.abandon()
+        host.die(what)
+        if works:
+            now = time.monotonic()
+            self._lose_first(works, Refusal(errors.BAD_REPLY, f"{works[0].tool.name}: its toolhost {what}"), now)
+            self.pump(now)
+        self.fill()
+
+    # --- callers and time -------------------------------------------------------------------------------------------
+
+    def forget(self, caller: Hashable) -> None:
+        """The caller has hung up: what it had waiting is dropped."""
+        for work in self.queue.remove(caller):
+            self.core.queued_bytes -= len(work.lines)
+            work.sink.refuse(work, HUNG_UP)
+
+    def refuse_tool(self, index: int, refusal: Refusal) -> None:
+        """The tool is no longer in the plugin: what waits for it ends here."""
+        for lane in self.queue:
+            if lane.tool.index == index:
+                for work in lane.clear():
+                    self.core.queued_bytes -= len(work.lines)
+                    work.sink.refuse(work, refusal)
+                self.queue.turn(lane)
+
+    def expire(self, now: float) -> None:
+        """The janitor's round: calls that waited too long, processes that are too old, idle or broken."""
+        for work in self.queue.overdue(now - self.limits.queue_seconds):
+            self.core.queued_bytes -= len(work.lines)
+            work.sink.refuse(
+                work,
+                Refusal(
+                    errors.OVERLOADED,
+                    f"{work.tool.name} waited {self.limits.queue_seconds:g} s for a toolhost (limits.queue_seconds)",
+                    retry_after=1,
+                ),
+            )
+        for host in list(self.ready):
+            if now > host.expires:
+                self.recycle(host, "lifetime")
+            elif len(self.ready) > self.settings.min and not host.flight and now - host.mark > self._idle_seconds():
+                self.retire(host, "idle")
+        self.fill()
+        if self.queue:
+            self._grow()
+            self.pump(now)
+
+    def _idle_seconds(self) -> float:
+        return self.settings.idle_seconds * random.uniform(1 - JITTER, 1 + JITTER)
+
+    def refuse_waiting(self, refusal: Refusal) -> None:
+        """Everything that has not been handed over ends here."""
+        for work in self._clear_queue():
+            work.sink.refuse(work, refusal)
+
+    def _clear_queue(self) -> list[Work]:
+        waiting = self.queue.clear()
+        self.core.queued_bytes -= sum(len(work.lines) for work in waiting)
+        return waiting
+
+    def close(self, refusal: Refusal) -> None:
+        """Ends every process; whatever is still in flight gets this answer."""
+        self.closed = True
+        self.refuse_waiting(refusal)
+        for host in [*self.ready, *self.starting, *self.leaving]:
+            for work in host.abandon():
+                work.sink.refuse(work, refusal)
+            host.die("broker is stopping")
+
+    def drain(self) -> None:
+        """Idle toolhosts leave now; the others when they have answered."""
+        self.closed = True
+        for host in [*self.ready, *self.starting]:
+            self.retire(host, "broker is stopping")
+
+    def busy(self) -> bool:
+        return any(host.flight for host in [*self.ready, *self.leaving] if host.flight) or bool(self.queue)
+
+    def alive(self) -> bool:
+        return bool(self.ready or self.starting or self.leaving or self.spawning)

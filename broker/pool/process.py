@@ -1,0 +1,246 @@
+"""One child process: started by a thread that outlives it, fenced in before exec, killed with its whole group."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import psutil
+
+from broker._native import ffi, lib
+
+# What a tool sees of our environment; everything else must be given to it by name.
+ENVIRONMENT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+ENVIRONMENT_PREFIXES = ("MACHINA_",)
+# The broker's gates are in front: a toolhost that asked for a lease again would refuse what was allowed.
+WITHHELD = ("MACHINA_LEASE_ENFORCE", "MACHINA_BROKER_SOCKET")
+PIPE_BYTES = 1024 * 1024
+
+_births = threading.Lock()  # held from fork until the child is in `_ours`
+_ours: set[int] = set()  # started by us and not reaped yet
+
+
+class Rlimits(NamedTuple):
+    """Bytes, counts, seconds; negative: as ours."""
+
+    address_space: int = -1
+    file_size: int = -1
+    descriptors: int = -1
+    processes: int = -1
+    cpu: int = -1
+
+
+class Spec(NamedTuple):
+    """What to start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    rlimits: Rlimits = Rlimits()
+
+
+class SpawnError(Exception):
+    """The process could not be started; the message says at which step and why."""
+
+
+class Process:
+    """A started child. `stdin`, `stdout` and `stderr` are our ends, not blocking; `pidfd` is readable at its death."""
+
+    __slots__ = ("pid", "pidfd", "status", "stderr", "stdin", "stdout")
+
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        self.pidfd = os.pidfd_open(pid)
+        self.status: int | None = None
+
+    def kill(self) -> None:
+        """Ends it and all that it started, at once. Safe until it is reaped: a zombie keeps its pid."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """True once it is dead; its group is killed before its pid is free for somebody else."""
+        if self.status is not None:
+            return True
+        dead = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if dead is None:
+            return False
+        self.kill()
+        _, self.status = os.waitpid(self.pid, 0)
+        _ours.discard(self.pid)
+        return True
+
+    def how_it_ended(self) -> str:
+        if self.status is None:
+            return "is alive"
+        if os.WIFSIGNALED(self.status):
+            number = os.WTERMSIG(self.status)
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(number).name}"
+            return f"was killed by signal {number}"
+        return f"exited with code {os.WEXITSTATUS(self.status)}"
+
+    def close_stdin(self) -> None:
+        self.stdin = _closed(self.stdin)
+
+    def close(self) -> None:
+        self.close_stdin()
+        self.stdout = _closed(self.stdout)
+        self.stderr = _closed(self.stderr)
+        self.pidfd = _closed(self.pidfd)
+
+
+def _closed(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
+def environment(ours: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The allow-list, then what the configuration gives."""
+    kept = {k: v for k, v in ours.items() if k in ENVIRONMENT or k.startswith(ENVIRONMENT_PREFIXES)}
+    for name in WITHHELD:
+        kept.pop(name, None)
+    return {**kept, **extra}
+
+
+def spawn(spec: Spec) -> Process:
+    """Starts a child of the calling *thread*: it dies with it."""
+    parent_ends: list[int] = []
+    child_ends: list[int] = []
+    try:
+        for direction in ("in", "out", "out"):
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            ours, theirs = (writer, reader) if direction == "in" else (reader, writer)
+            parent_ends.append(ours)
+            child_ends.append(theirs)
+            os.set_blocking(ours, False)
+            _widen(ours)
+        with _births:
+            pid = _spawn(spec, child_ends)
+            _ours.add(pid)
+        return Process(pid, *parent_ends)
+    except OSError as error:
+        for fd in parent_ends:
+            os.close(fd)
+        raise SpawnError(f"cannot start {spec.argv[0]}: {error.strerror}") from None
+    except SpawnError:
+        for fd in parent_ends:
+            os.close(fd)
+        raise
+    finally:
+        for fd in child_ends:
+            os.close(fd)
+
+
+def _widen(pipe: int) -> None:
+    """A wider pipe means fewer wake-ups for long lines; the system may have a smaller bound, and that is fine."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def _spawn(spec: Spec, fds: list[int]) -> int:
+    argv = [ffi.new("char[]", os.fsencode(arg)) for arg in spec.argv]
+    envp = [ffi.new("char[]", os.fsencode(f"{key}={value}")) for key, value in spec.env.items()]
+    c_argv = ffi.new("char *[]", [*argv, ffi.NULL])
+    c_envp = ffi.new("char *[]", [*envp, ffi.NULL])
+    cwd = ffi.new("char[]", os.fsencode(spec.cwd)) if spec.cwd else ffi.NULL
+    child = ffi.new(
+        "tb_child *",
+        {
+            "file": argv[0],
+            "argv": c_argv,
+            "envp": c_envp,
+            "cwd": cwd,
+            "fds": fds,
+            "umask": 0o077,
+            "limit_as": spec.rlimits.address_space,
+            "limit_fsize": spec.rlimits.file_size,
+            "limit_nofile": spec.rlimits.descriptors,
+            "limit_nproc": spec.rlimits.processes,
+            "limit_cpu": spec.rlimits.cpu,
+        },
+    )
+    step = ffi.new("char **")
+    pid = lib.tb_spawn(child, ffi.cast("const char **", step))
+    if pid < 0:
+        what = ffi.string(step[0]).decode()
+        why = os.strerror(-pid)
+        if what == "exec":
+            hint = " (is it built, and executable?)" if -pid in (errno.ENOENT, errno.EACCES) else ""
+            raise SpawnError(f"cannot start {spec.argv[0]}: {why}{hint}")
+        if what == "chdir":
+            raise SpawnError(f"cannot start {spec.argv[0]}: its cwd {spec.cwd}: {why}")
+        raise SpawnError(f"cannot start {spec.argv[0]}: {what}: {why}")
+    return pid
+
+
+class Spawner:
+    """The thread that starts toolhosts: off the loop, and alive as long as they are (PR_SET_PDEATHSIG)."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Spec, Callable[[Process | SpawnError], object]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name="broker-spawner", daemon=True)
+        self._thread.start()
+
+    def start(self, spec: Spec, done: Callable[[Process | SpawnError], object]) -> None:
+        """Calls `done` on the spawner's own thread."""
+        self._jobs.put((spec, done))
+
+    def stop(self) -> None:
+        """After the last child is dead."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            spec, done = job
+            try:
+                done(spawn(spec))
+            except SpawnError as error:
+                done(error)
+
+
+def adopt_orphans() -> None:
+    """From now on, what a dead toolhost leaves behind becomes our child, and `end_orphans` finds it."""
+    lib.tb_adopt_orphans()
+
+
+def end_orphans() -> None:
+    """Ends every child that we did not start ourselves. Only for a process that has called `adopt_orphans`."""
+    with _births:
+        strangers = [pid for pid in children() if pid not in _ours]
+    for pid in strangers:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+
+
+def children() -> list[int]:
+    """Our direct children, of every thread."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as listing:
+            found += map(int, listing.read().split())
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that the process has in use; 0 once it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

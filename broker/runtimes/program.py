@@ -1,0 +1,188 @@
+"""A toolhost's program: its binary, the private copy of its plugin, and the tools that `--list` tells of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from broker import where
+from broker.config import Config, Limits, Toolhost
+from broker.errors import ConfigError
+from broker.model import ToolInfo
+from broker.observe.log import Log
+from broker.pool import process
+from broker.pool.process import Rlimits, SpawnError, Spec
+
+LIST_SECONDS = 10.0
+LIST_BYTES = 16 * 1024 * 1024
+MB = 1024 * 1024
+AID = re.compile(r"AID(\.[A-Z][A-Z0-9_]*)+\.v[0-9]+")
+
+
+class Listing(msgspec.Struct):
+    ok: bool
+    tools: list[ToolInfo] = []
+    error: str = ""
+
+
+class Plugin:
+    """A plugin's file, as it was when it was read: later changes to it cannot reach a running toolhost."""
+
+    def __init__(self, source: Path, private: Path, pin: str | None) -> None:
+        self.source = source
+        self._private = private
+        self._pin = pin.lower() if pin else None
+        self._stamp: tuple[int, ...] = ()
+
+    def changed(self) -> bool:
+        """A file that is missing for a moment has not changed: the next one will."""
+        try:
+            return self._look() != self._stamp
+        except OSError:
+            return False
+
+    def _look(self) -> tuple[int, ...]:
+        found = os.stat(self.source)
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+
+    def copy(self) -> Path:
+        """Makes the private copy, named by its content, and checks the pin on what was copied."""
+        try:
+            self._stamp = self._look()
+            content = self.source.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"plugin {self.source} cannot be read: {error.strerror}") from None
+        digest = hashlib.sha256(content).hexdigest()
+        if self._pin and digest != self._pin:
+            raise ConfigError(
+                f"plugin {self.source} is pinned to sha256 {self._pin} and has {digest}; it is not loaded"
+            )
+        directory = self._private / digest[:16]
+        copy = directory / self.source.name
+        if not copy.exists():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = directory / f".{self.source.name}.{os.getpid()}"
+            draft.write_bytes(content)
+            draft.chmod(0o500)
+            draft.rename(copy)
+        return copy
+
+
+class Program:
+    """What one pool runs: a [[toolhost]] with one of its plugins, or without any."""
+
+    def __init__(self, settings: Toolhost, plugin: str | None, limits: Limits, private: Path) -> None:
+        self.settings = settings
+        self.limits = limits
+        self.binary = settings.binary or where.toolhost()
+        self.source = plugin or self.binary  # what messages call it
+        self.name = settings.name
+        self._plugin: Plugin | None = None
+        if plugin is not None:
+            source = Path(plugin).absolute()
+            self._plugin = Plugin(source, private, settings.sha256.get(source.name))
+            if len(settings.plugins) > 1:
+                self.name = f"{settings.name}/{source.stem}"
+
+    @property
+    def identity(self) -> tuple[str, str, bytes]:
+        """Two programs of one identity can stand in for each other."""
+        return self.source, self.binary, msgspec.json.encode(self.settings)
+
+    def changed(self) -> bool:
+        """The plugin's file is another one than when it was learned."""
+        return self._plugin is not None and self._plugin.changed()
+
+    def learn(self, log: Log) -> tuple[Spec, list[ToolInfo]]:
+        """Copies the plugin and asks the toolhost for its tools. Blocking: not for the loop's thread."""
+        arguments = (str(self._plugin.copy()),) if self._plugin else ()
+        tools = self._list(self._spec("--list", arguments, cpu=int(LIST_SECONDS)))
+        for tool in tools:
+            if self._plugin and not AID.fullmatch(tool.aid):
+                log.warning("tool's name is not an AID", aid=tool.aid, plugin=self.source)
+        return self._spec("--serve", arguments), tools
+
+    def _spec(self, mode: str, arguments: tuple[str, ...], cpu: int = -1) -> Spec:
+        extra = dict(self.settings.env)
+        if self._plugin is not None:  # what stood beside the plugin is still found
+            beside = [str(self._plugin.source.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+            extra.setdefault("LD_LIBRARY_PATH", ":".join(filter(None, beside)))
+        if self.settings.capabilities is not None:
+            extra["MACHINA_PLUGIN_CAPS"] = ",".join(self.settings.capabilities) or "0"
+        limits = self.limits
+        rlimits = Rlimits(
+            limits.rlimit_as_mb * MB or -1,
+            limits.rlimit_fsize_mb * MB or -1,
+            limits.rlimit_nofile or -1,
+            limits.rlimit_nproc or -1,
+            cpu,
+        )
+        environment = process.environment(os.environ, extra)
+        return Spec((self.binary, mode, *arguments), environment, self.settings.cwd or None, rlimits)
+
+    def _list(self, spec: Spec) -> list[ToolInfo]:
+        try:
+            output, words, ended = _run(spec, LIST_SECONDS)
+        except SpawnError as error:
+            raise ConfigError(f"toolhost {self.settings.name}: {error}") from None
+        command = f"{self.binary} --list {self.source if self._plugin else ''}".strip()
+        said = f"; it said: {words}" if words else ""
+        if not output:
+            hint = "" if self._plugin else "; does it need a plugin (--plugin)?"
+            raise ConfigError(f"`{command}` {ended} and printed nothing{said}{hint}")
+        try:
+            listing = msgspec.json.decode(output, type=Listing)
+        except msgspec.DecodeError as error:
+            shown = output[:120].decode(errors="replace")
+            raise ConfigError(f"`{command}` printed {shown!r}, which is not a list of tools: {error}{said}") from None
+        if not listing.ok:
+            raise ConfigError(f"`{command}` says: {listing.error}")
+        return listing.tools
+
+
+def programs(settings: Config, private: Path) -> Iterator[Program]:
+    """All that a configuration names."""
+    for host in settings.toolhost:
+        if not host.plugins:
+            yield Program(host, None, settings.limits, private)
+        for plugin in host.plugins:
+            yield Program(host, plugin, settings.limits, private)
+
+
+def _run(spec: Spec, seconds: float) -> tuple[bytes, str, str]:
+    """Runs a command to its end: its output, its last words, and how it ended. Blocking."""
+    child = process.spawn(spec)
+    child.close_stdin()
+    output, words = bytearray(), bytearray()
+    collect = {child.stdout: output, child.stderr: words}
+    deadline = time.monotonic() + seconds
+    poller = select.poll()
+    for fd in (child.stdout, child.stderr, child.pidfd):
+        poller.register(fd, select.POLLIN)
+    ended = f"did not end within {seconds:g} s"
+    try:
+        while (left := deadline - time.monotonic()) > 0 and len(output) <= LIST_BYTES:
+            ready = {fd for fd, _ in poller.poll(left * 1000)}
+            idle = True
+            for fd in ready & collect.keys():
+                if data := os.read(fd, 65536):
+                    collect[fd] += data
+                    idle = False
+                else:
+                    poller.unregister(fd)
+            if idle and child.pidfd in ready and child.reap():  # a grandchild may hold the pipes for ever
+                ended = child.how_it_ended()
+                break
+        return bytes(output), words[-400:].decode(errors="replace").strip(), ended
+    finally:
+        child.kill()
+        while not child.reap():
+            time.sleep(0.001)
+        child.close()

@@ -1,0 +1,94 @@
+"""Pooled `--serve` toolhosts: a pool for a program, or one for each principal; the plugin's replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from broker.errors import ConfigError, Refusal
+from broker.model import ToolInfo, Work
+from broker.observe.log import Log
+from broker.pool.core import Core
+from broker.pool.pool import Pool
+from broker.pool.process import Spawner, Spec
+from broker.runtimes.program import Program
+
+
+class ServeRuntime:
+    def __init__(self, program: Program, core: Core, spawner: Spawner, log: Log) -> None:
+        self.program = program
+        self.source = program.source
+        self.timeout = program.settings.timeout_seconds or program.limits.timeout_seconds
+        self.tools: list[ToolInfo] = []
+        self.pools: dict[str, Pool] = {}  # by principal where callers are isolated, else one, called ""
+        self.problem = ""  # why the newest plugin is not the one that is used
+        self.on_tools: Callable[[], None] | None = None  # called when a replaced plugin has been loaded
+        self._core = core
+        self._spawner = spawner
+        self._log = log
+        self._spec: Spec | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def start(self, spec: Spec, tools: list[ToolInfo]) -> None:
+        """From now on this is what runs; toolhosts of before finish what they have."""
+        self._spec = spec
+        self.tools = tools
+        self.problem = ""
+        if self.program.settings.isolate == "none" and not self.pools:
+            self._new_pool("")
+        else:
+            for pool in self.pools.values():
+                pool.use(spec)
+
+    def _new_pool(self, principal: str) -> Pool:
+        assert self._spec is not None
+        settings, name = self.program.settings, self.program.name
+        if principal:
+            settings = msgspec.structs.replace(settings, min=0)
+            name = f"{name}@{principal}"
+        pool = Pool(name, settings, self.program.limits, self._core, self._spawner, self._log)
+        self.pools[principal] = pool
+        pool.use(self._spec)
+        pool.held = self._refreshing is not None
+        return pool
+
+    def submit(self, work: Work, now: float) -> None:
+        if self._refreshing is None and self.program.changed():
+            self._refreshing = self._core.loop.create_task(self._refresh())
+            for pool in self.pools.values():
+                pool.held = True
+        principal = "" if self.program.settings.isolate == "none" else work.caller.principal
+        (self.pools.get(principal) or self._new_pool(principal)).submit(work, now)
+
+    async def _refresh(self) -> None:
+        """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
+        try:
+            spec, tools = await asyncio.to_thread(self.program.learn, self._log)
+        except ConfigError as error:
+            self.problem = str(error)
+            self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
+            self._refreshing = None
+            for pool in self.pools.values():
+                pool.held = False
+                pool.pump(time.monotonic())
+        else:
+            self._log.info("plugin replaced", plugin=self.source, tools=len(tools))
+            self._refreshing = None
+            self.start(spec, tools)
+            if self.on_tools is not None:
+                self.on_tools()
+        self._core.flush()
+
+    def expire(self, now: float) -> None:
+        for principal, pool in list(self.pools.items()):
+            pool.expire(now)
+            if principal and not pool.alive() and not pool.queue:
+                del self.pools[principal]
+
+    def refuse_tool(self, index: int, refusal: Refusal) -> None:
+        """A tool has gone: nobody will answer those who wait for it."""
+        for pool in self.pools.values():
+            pool.refuse_tool(index, refusal)

@@ -1,0 +1,285 @@
+"""The daemon: configuration in, listeners open, and everything that it started gone when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from broker import config, errors
+from broker.config import Config
+from broker.dispatch import Dispatcher
+from broker.errors import ConfigError, Refusal
+from broker.faces.machina.connection import Connection
+from broker.faces.machina.listener import MachinaFace
+from broker.model import ToolInfo
+from broker.observe import status
+from broker.observe.log import Log
+from broker.pool import process
+from broker.pool.core import Core
+from broker.pool.janitor import Janitor
+from broker.pool.pool import Pool
+from broker.pool.process import Spawner, Spec
+from broker.registry import Registry
+from broker.runtimes.program import programs
+from broker.runtimes.serve import ServeRuntime
+
+OPERATORS = ("_status", "_reload")
+RATE_SECONDS = 2.0
+REAP_SECONDS = 5.0  # for killed processes to be gone at the end
+
+
+class Broker:
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: Config, socket: str, log: Log) -> None:
+        self.settings = settings
+        self.socket = socket
+        self.log = log
+        self.core = Core(loop)
+        self.registry = Registry()
+        self.dispatcher = Dispatcher(self.registry, settings.limits)
+        self.runtimes: list[ServeRuntime] = []
+        self.face = MachinaFace(
+            self.core,
+            self.dispatcher,
+            settings.limits,
+            settings.server.max_connections,
+            log,
+            self.control,
+            self._hung_up,
+        )
+        self.started = time.monotonic()
+        self.rate = 0.0  # calls a second, recently
+        self._rated = (self.started, 0)
+        self.reload_config: Callable[[], Config] | None = None
+        self._private = Path(tempfile.mkdtemp(prefix="plugins-", dir=_runtime_directory(socket)))
+        self._spawner = Spawner()
+        self._janitor: Janitor | None = None
+        self._reloading = asyncio.Lock()
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> list[str]:
+        """Tools first, then listeners. Where it listens."""
+        process.adopt_orphans()
+        for runtime, spec, tools in await self._learn(self.settings):
+            self._add(runtime, spec, tools)
+        self._janitor = Janitor(self.core, [self._expire], self.pools)
+        await self._warm()
+        self.face.listen_unix(self.socket, operator=False)
+        self.face.listen_unix(config.operator_socket(self.socket), operator=True)
+        places = [f"unix:{self.socket}"]
+        if self.settings.server.tcp:
+            host, port = self.face.listen_tcp(self.settings.server.tcp, insecure=self.settings.server.insecure)
+            places.append(f"tcp:{host}:{port}")
+        return places
+
+    async def _learn(self, settings: Config) -> list[tuple[ServeRuntime, Spec, list[ToolInfo]]]:
+        """Asks every toolhost for its tools, all at once."""
+        runtimes = [
+            ServeRuntime(program, self.core, self._spawner, self.log) for program in programs(settings, self._private)
+        ]
+        learned = await asyncio.gather(*(asyncio.to_thread(runtime.program.learn, self.log) for runtime in runtimes))
+        return [(runtime, spec, tools) for runtime, (spec, tools) in zip(runtimes, learned, strict=True)]
+
+    def _add(self, runtime: ServeRuntime, spec: Spec, tools: list[ToolInfo]) -> None:
+        for info in tools:
+            self.registry.add(info, runtime)
+        runtime.on_tools = lambda: self._tools_changed(runtime)
+        self.runtimes.append(runtime)
+        runtime.start(spec, tools)
+
+    async def _warm(self) -> None:
+        """Waits until each pool has one toolhost that answers, or has said why not."""
+        deadline = time.monotonic() + Pool.startup_seconds
+        waiting = [pool for pool in self.pools() if pool.settings.min]
+        while waiting and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+            waiting = [pool for pool in waiting if not pool.ready and not pool.broken]
+
+    def pools(self) -> Iterator[Pool]:
+        for runtime in self.runtimes:
+            yield from runtime.pools.values()
+
+    def _expire(self, now: float) -> None:
+        for runtime in self.runtimes:
+            runtime.expire(now)
+        self.dispatcher.sessions.expire(now)
+        self.face.expire()
+        since, before = self._rated
+        if now - since >= RATE_SECONDS:
+            calls = self.registry.calls()
+            self.rate = (calls - before) / (now - since)
+            self._rated = (now, calls)
+
+    def _hung_up(self, connection: Connection) -> None:
+        for pool in self.pools():
+            pool.forget(connection)
+
+    # --- change -----------------------------------------------------------------------------------------------------
+
+    def _tools_changed(self, runtime: ServeRuntime) -> None:
+        try:
+            for tool in self.registry.replace(runtime, runtime.tools):
+                runtime.refuse_tool(tool.index, Refusal(errors.NOT_FOUND, f"tool not found: {tool.name}"))
+        except ConfigError as error:
+            runtime.problem = str(error)
+            self.log.error("tools refused", reason=str(error))
+
+    async def reload(self) -> str:
+        """Reads the configuration again. What has not changed keeps its processes; a mistake changes nothing."""
+        async with self._reloading:
+            settings = self.reload_config() if self.reload_config else self.settings
+            learned = await self._learn(settings)
+            _no_doubles(learned)
+            before = {runtime.program.identity: runtime for runtime in self.runtimes}
+            kept: list[ServeRuntime] = []
+            added = []
+            for runtime, spec, tools in learned:
+                same = before.pop(runtime.program.identity, None)
+                if same is None:
+                    added.append((runtime, spec, tools))
+                else:
+                    kept.append(same)
+                    if [tool.info for tool in self.registry.of(same)] != tools or same.problem:
+                        same.start(spec, tools)
+                        self._tools_changed(same)
+            for runtime in before.values():
+                self._remove(runtime)
+            self.runtimes = kept
+            for runtime, spec, tools in added:
+                self._add(runtime, spec, tools)
+            self.settings.toolhost = settings.toolhost
+            text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
+            self.log.info("reloaded", result=text)
+            return text
+
+    def _remove(self, runtime: ServeRuntime) -> None:
+        for tool in self.registry.of(runtime):
+            self.registry.remove(tool)
+            runtime.refuse_tool(tool.index, Refusal(errors.NOT_FOUND, f"tool not found: {tool.name}"))
+        for pool in runtime.pools.values():
+            pool.drain()
+
+    # --- words to the broker itself ---------------------------------------------------------------------------------
+
+    async def control(self, connection: Connection, aid: str) -> dict[str, Any] | Refusal:
+        """A line whose aid begins with an underscore: what its reply says beside `ok`, or why not."""
+        if aid == "_auth":
+            return {"principal": connection.principal}
+        if aid == "_tools":
+            return {"tools": status.tools(self.registry)}
+        if aid not in OPERATORS:
+            return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+        if not connection.operator:
+            place = config.operator_socket(self.socket)
+            return Refusal(errors.FORBIDDEN, f"{aid} is the operator's: ask on {place}")
+        if aid == "_status":
+            return status.report(self)
+        try:
+            return {"result": await self.reload()}
+        except ConfigError as error:
+            return Refusal(errors.BAD_REQUEST, f"everything stays as it was: {error}")
+
+    async def reload_quietly(self) -> None:
+        """On SIGHUP there is nobody to tell but the log."""
+        try:
+            await self.reload()
+        except ConfigError as error:
+            self.log.error("reload refused, everything stays as it was", reason=str(error))
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stops accepting, finishes what runs within the drain time, answers the rest, leaves no process behind."""
+        self.log.info("draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections))
+        self.face.stop_accepting()
+        self.dispatcher.draining = True
+        refusal = self.dispatcher.refusal()
+        assert refusal is not None
+        for pool in self.pools():
+            pool.refuse_waiting(refusal)
+        for connection in list(self.face.connections):
+            connection.drain()
+        for pool in self.pools():
+            pool.drain()
+        self.core.flush()
+        deadline = time.monotonic() + self.settings.server.drain_seconds
+        while time.monotonic() < deadline and any(pool.busy() for pool in self.pools()):
+            await asyncio.sleep(0.01)
+        killed = Refusal(errors.DRAINING, "the broker stopped while this call was running; it may have run")
+        for pool in self.pools():
+            pool.close(killed)
+        self.core.flush()
+        await self._last_replies()
+        self.face.close()
+        if self._janitor:
+            self._janitor.stop()
+        deadline = time.monotonic() + REAP_SECONDS
+        while time.monotonic() < deadline and any(pool.alive() for pool in self.pools()):
+            await asyncio.sleep(0.002)
+        self._spawner.stop()
+        process.end_orphans()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    async def _last_replies(self) -> None:
+        """Callers that read get what is theirs."""
+        deadline = time.monotonic() + 1.0
+        while self.face.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+
+
+def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]]) -> None:
+    seen: dict[str, str] = {}
+    for runtime, _, tools in learned:
+        for tool in tools:
+            if tool.aid in seen:
+                sources = f"one from {seen[tool.aid]}, one from {runtime.source}"
+                raise ConfigError(f"two tools are called {tool.aid}: {sources}")
+            seen[tool.aid] = runtime.source
+
+
+def _runtime_directory(socket: str) -> Path:
+    """Private copies of plugins live beside the socket where that is our own place, else where temporary files do."""
+    directory = Path(socket).parent
+    if directory.name.startswith("toolhost-broker"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.stat(directory).st_uid == os.getuid():
+            return directory
+    return Path(tempfile.gettempdir())
+
+
+async def serve(
+    settings: Config,
+    socket: str,
+    log: Log,
+    ready: Callable[[Broker, list[str]], None],
+    reload_config: Callable[[], Config],
+) -> None:
+    """Runs until SIGTERM or SIGINT; a second one does not wait for what runs."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    broker = Broker(loop, settings, socket, log)
+    broker.reload_config = reload_config
+
+    def stop() -> None:
+        if stopped.is_set():
+            settings.server.drain_seconds = 0.0
+            for pool in broker.pools():
+                pool.close(Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run"))
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(broker.reload_quietly()))
+    try:
+        places = await broker.start()
+        ready(broker, places)
+        await stopped.wait()
+    finally:
+        await broker.stop()
