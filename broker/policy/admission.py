@@ -11,10 +11,11 @@ from broker.model import Tool, Work
 class Lane:
     """The calls that wait for one tool. Callers take turns, so that one caller's flood costs another one turn."""
 
-    __slots__ = ("_callers", "lines", "tool")
+    __slots__ = ("_callers", "lines", "since", "tool")
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: Tool, now: float) -> None:
         self.tool = tool
+        self.since = now  # somebody has been waiting for the tool all the time
         self.lines = 0
         self._callers: OrderedDict[Hashable, deque[Work]] = OrderedDict()
 
@@ -97,7 +98,7 @@ class Queue:
             work.queued = now
         lane = self._lanes.get(work.tool.index)
         if lane is None:
-            lane = self._lanes[work.tool.index] = Lane(work.tool)
+            lane = self._lanes[work.tool.index] = Lane(work.tool, now)
         lane.push(work, front=front)
 
     def turn(self, lane: Lane) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 from broker._native import ffi, lib
+
+IDLE_WINDOW_SECONDS = 0.1
 
 
 class Flushable(Protocol):
@@ -15,7 +18,7 @@ class Flushable(Protocol):
 class Core:
     """Within one callback, replies and requests are only collected; `flush` then writes once per peer."""
 
-    __slots__ = ("dirty", "loop", "processes", "queued_bytes", "scanned", "take_batch", "taken", "view")
+    __slots__ = ("_cpu", "dirty", "loop", "processes", "queued_bytes", "scanned", "take_batch", "taken", "view")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -24,8 +27,22 @@ class Core:
         self.view = ffi.new("tb_view *")
         self.taken = ffi.new("tb_taken *")
         self.dirty: list[Flushable] = []
+        self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers
+
+    def idle(self) -> float:
+        """The share of the machine's processors that has been idle recently."""
+        now = time.monotonic()
+        when, idle, total, share = self._cpu
+        if now - when >= IDLE_WINDOW_SECONDS:
+            with open("/proc/stat", "rb") as stat:
+                ticks = [int(part) for part in stat.readline().split()[1:9]]
+            idle_now, total_now = ticks[3] + ticks[4], sum(ticks)
+            if when and total_now > total:
+                share = (idle_now - idle) / (total_now - total)
+            self._cpu = (now, idle_now, total_now, share)
+        return share
 
     def flush(self) -> None:
         while self.dirty:

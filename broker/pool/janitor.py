@@ -33,6 +33,7 @@ class Janitor:
 
     def _round(self) -> None:
         now = time.monotonic()
+        self._core.idle()  # so that it is always of the recent past
         for expire in self._rounds:
             expire(now)
         if now >= self._next_slow:

@@ -27,6 +27,9 @@ WINDOW_MOST = 512
 WINDOW_FAST = 32  # at least, for tools under a tenth of the window: a round trip is not their fault
 OUTBOX_MOST = 4 * 1024 * 1024
 BACKLOG_SECONDS = 0.01  # of waiting fast calls that make it worth starting another process
+PATIENCE_SECONDS = 0.02  # of waiting, after which a tool that we do not know yet counts as slow
+CPUS = len(os.sched_getaffinity(0))
+IDLE_ENOUGH = 0.15  # of the machine
 BROKEN_AFTER = 5  # starts that failed in a row
 BACKOFF_SECONDS = (0.05, 30.0)
 JITTER = 0.1
@@ -168,7 +171,7 @@ class Pool:
     def _place(self, work: Work, now: float) -> bool:
         """Hands over as much as there is room for; True if that was all of it."""
         tool = work.tool
-        if tool.clean < NEWCOMER_CALLS or tool.cost > SLOW_SECONDS or not self.settings.pipeline:
+        if self._runs_alone(tool):
             return self._place_alone(work, now)
         window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
         if tool.cost * 10 < WINDOW_SECONDS:
@@ -182,6 +185,10 @@ class Pool:
                 host.send(work, now)
                 return True
             host.send(work.take(room), now)
+
+    def _runs_alone(self, tool: Tool) -> bool:
+        """Slow tools, newcomers, and toolhosts that are not to be given more than one call at a time."""
+        return tool.cost > SLOW_SECONDS or tool.clean < NEWCOMER_CALLS or not self.settings.pipeline
 
     def _least_busy(self) -> Host | None:
         best = None
@@ -235,16 +242,20 @@ class Pool:
 
     def _grow(self) -> None:
         """More processes, where waiting calls are worth it; else room for a slow call is made among those there are."""
-        slow = fast = 0.0
+        now = time.monotonic()
+        slow, fast = 0, 0.0
         for lane in self.queue:
-            if lane.tool.clean < NEWCOMER_CALLS or lane.tool.cost > SLOW_SECONDS or not self.settings.pipeline:
+            tool = lane.tool
+            if not self._runs_alone(tool):
+                fast += lane.lines * tool.cost
+            elif tool.cost > SLOW_SECONDS or now - lane.since > PATIENCE_SECONDS:
                 slow += lane.lines
             else:
-                fast += lane.lines * lane.tool.cost
+                slow += 1
         coming = len(self.starting) + self.spawning
-        while coming < slow and self._start():
+        while coming < slow and self._worth_it() and self._start():
             coming += 1
-        if fast > BACKLOG_SECONDS and not coming and self.size < (os.cpu_count() or 1):
+        if fast > BACKLOG_SECONDS and not coming and self.size < CPUS:
             self._start()
         if slow and not coming and self.reserved is None:
             busy = [host for host in self.ready if not host.alone]
@@ -252,6 +263,10 @@ class Pool:
                 self.reserved = min(busy, key=lambda host: host.inflight)
         elif not slow:
             self.reserved = None
+
+    def _worth_it(self) -> bool:
+        """More processes than processors help calls that wait for something else, not a machine that is busy."""
+        return self.size < CPUS or self.core.idle() > IDLE_ENOUGH
 
     # --- what hosts report ------------------------------------------------------------------------------------------
 
