@@ -49,7 +49,7 @@ $(VENV)/.installed: $(VENV)/.checked $(COMPILED)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "installing the development tools ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check cmake ninja cffi yyjson -e '.[dev]'
-	@touch $@
+$(VENV)/.installed-dev: $(VENV)/.checked $(COMPILED)
+	@echo "installing into $(VENV), with the development tools (two minutes the first time) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(VENV)/.installed $@

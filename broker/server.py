@@ -151,7 +151,7 @@ class Broker:
                         self._tools_changed(same)
             for runtime in before.values():
                 self._remove(runtime)
-            self.runtimes = kept
+            self.runtimes = list(kept)
             for runtime, spec, tools in added:
                 self._add(runtime, spec, tools)
             self.settings.toolhost = settings.toolhost
@@ -283,3 +283,6 @@ async def serve(
         await stopped.wait()
     finally:
         await broker.stop()
+        for number in (signal.SIGTERM, signal.SIGINT):  # one more of them must not change how we end
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)

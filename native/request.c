@@ -43,6 +43,7 @@ static const struct {
     [TB_REQUEST_ID] = {"request_id", 10, '"'},
 };
 
+enum { LONG_INPUTS = 1024 * 1024 };
 enum { LONGEST_NAME = 15, LONGEST_ESCAPED = LONGEST_NAME * 6 };
 
 /* Known members that a plain call may have: they change nothing about how it is run. */
@@ -320,7 +321,9 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
             continue;
         }
         const int32_t tool = find_tool(tools, &e, scratch);
-        if (tb_tools_is_open(tools, tool) && !(e.seen & ~PLAIN))
+        /* Long `inputs` grow when they become a string, perhaps past the cap: that is for the policy to see. */
+        const int grows = e.seen & 1 << TB_INPUTS && line.len > LONG_INPUTS;
+        if (tb_tools_is_open(tools, tool) && !(e.seen & ~PLAIN) && !grows)
             failed = add_plain(b, &e, tool, line.data, line.len);
         else
             failed = add_one(b, &e, TB_CALL, tool, line.data, line.len);

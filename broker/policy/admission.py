@@ -19,18 +19,23 @@ class Lane:
         self.lines = 0
         self._callers: OrderedDict[Hashable, deque[Work]] = OrderedDict()
 
-    def push(self, work: Work, *, front: bool = False) -> None:
+    def push(self, work: Work) -> None:
+        self._of(work).append(work)
+        self.lines += work.count
+
+    def push_back(self, work: Work, *, next_turn: bool) -> None:
+        """Work that was here before goes before the rest of its caller's, which may keep the next turn."""
+        self._of(work).appendleft(work)
+        self.lines += work.count
+        if next_turn:
+            self._callers.move_to_end(work.caller, last=False)
+
+    def _of(self, work: Work) -> deque[Work]:
         key: Hashable = work.caller
         waiting = self._callers.get(key)
         if waiting is None:
             waiting = self._callers[key] = deque()
-            if front:
-                self._callers.move_to_end(key, last=False)
-        if front:
-            waiting.appendleft(work)
-        else:
-            waiting.append(work)
-        self.lines += work.count
+        return waiting
 
     def pop(self, room: int) -> Work:
         """At most `room` calls of the caller whose turn it is; that caller then goes to the end of the row."""
@@ -99,10 +104,13 @@ class Queue:
         lane = self._lanes.get(work.tool.index)
         if lane is None:
             lane = self._lanes[work.tool.index] = Lane(work.tool, now)
-        lane.push(work, front=front)
+        if front:
+            lane.push_back(work, next_turn=True)
+        else:
+            lane.push(work)
 
     def turn(self, lane: Lane) -> None:
-        """The lane has been looked at: the others come first next time. An empty lane leaves."""
+        """The lane has had its turn: the others come first next time. An empty lane leaves."""
         if not lane.lines:
             self._lanes.pop(lane.tool.index, None)
         else:

@@ -211,7 +211,7 @@ class Host:
                 return
             elif work.count:
                 break
-        if not flight and lib.tb_framer_pending(self.framer):
+        if not flight and not self.stop_reason and lib.tb_framer_pending(self.framer):
             self.pool.violation(self, first.tool if first else Fence.TOOL, "said more than it was asked")
         elif answered and not self.stop_reason:
             self._progress(first, answered, now)

@@ -202,9 +202,9 @@ class Pool:
         return best
 
     def _place_alone(self, work: Work, now: float) -> bool:
-        """A slow call, or a newcomer's, gets an idle toolhost to itself; one is left for the fast, if there are two."""
+        """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
         alone = sum(host.alone for host in self.ready)
-        most = max(1, self.settings.max - 1)
+        most = max(1, self.settings.max - (work.tool.cost > SLOW_SECONDS))
         while alone < most:
             host = next((h for h in self.ready if not h.flight and not h.alone), None)
             if host is None:
@@ -223,21 +223,23 @@ class Pool:
         if self.held or not self.queue:
             return
         for lane in self.queue:
+            before = lane.lines
             while lane.lines and self._pump_lane(lane, now):
                 pass
-            self.queue.turn(lane)
+            if lane.lines < before:
+                self.queue.turn(lane)
         if self.queue:
             self._grow()
 
     def _pump_lane(self, lane: Lane, now: float) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
-        work = lane.pop(WINDOW_MOST)
-        size = len(work.lines)
+        work = lane.pop(1 if self._runs_alone(lane.tool) else WINDOW_MOST)
+        size, count = len(work.lines), work.count
         if self._place(work, now):
             self.core.queued_bytes -= size
             return True
         self.core.queued_bytes -= size - len(work.lines)
-        lane.push(work, front=True)
+        lane.push_back(work, next_turn=work.count == count)
         return False
 
     def _grow(self) -> None:

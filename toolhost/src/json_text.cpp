@@ -7,11 +7,11 @@
 namespace toolhost {
 namespace {
 
-constexpr char kMultiByte = 'm';
-constexpr char kUnicodeEscape = 'u';
+// What to do with a byte: copy it; check a UTF-8 sequence; write \u00XX; else write a backslash and that character.
+constexpr char kPlain = 0;
+constexpr char kMultiByte = 1;
+constexpr char kUnicodeEscape = 2;
 
-// What to do with a byte: 0 copy it; kMultiByte check a UTF-8 sequence; kUnicodeEscape write \u00XX; else write a
-// backslash and that character.
 constexpr std::array<char, 256> make_escapes() {
     std::array<char, 256> table{};
     for (std::size_t c = 0; c < 0x20; ++c) table[c] = kUnicodeEscape;
@@ -67,54 +67,66 @@ Utf8Part utf8_part(const unsigned char* p, const unsigned char* end) {
     return {length, true};
 }
 
+// A character that cannot just be copied, from p, which moves on; returns where the next one goes.
+char* escape(char how, const char*& p, const char* end, char* to) {
+    if (how > kUnicodeEscape) {
+        to[0] = '\\';
+        to[1] = how;
+        ++p;
+        return to + 2;
+    }
+    if (how == kMultiByte) {
+        const Utf8Part part = utf8_part(reinterpret_cast<const unsigned char*>(p),
+                                        reinterpret_cast<const unsigned char*>(end));
+        const std::string_view written = part.valid ? std::string_view(p, part.length) : "\xEF\xBF\xBD";
+        std::memcpy(to, written.data(), written.size());
+        p += part.length;
+        return to + written.size();
+    }
+    const auto byte = static_cast<unsigned char>(*p++);
+    std::memcpy(to, "\\u00", 4);
+    to[4] = "0123456789abcdef"[byte >> 4];
+    to[5] = "0123456789abcdef"[byte & 15];
+    return to + 6;
+}
+
+// Everything from p up to block_end, and the rest of a character that reaches beyond it (`end` is the string's).
+char* escape_block(const char*& from, const char* block_end, const char* end, char* to) {
+    const char* p = from;
+    while (p < block_end) {
+        while (block_end - p >= 8 && all_plain(p)) {
+            std::memcpy(to, p, 8);
+            p += 8;
+            to += 8;
+        }
+        for (const char* const group_end = block_end - p > 8 ? p + 8 : block_end; p < group_end;) {
+            const char how = kEscapes[static_cast<unsigned char>(*p)];
+            if (how == kPlain) *to++ = *p++;
+            else to = escape(how, p, end, to);
+        }
+    }
+    from = p;
+    return to;
+}
+
 }  // namespace
 
 void append_json_string(Text& out, std::string_view s) {
+    if (s.empty()) return out.append("\"\"");
     const char* p = s.data();
     const char* const end = p + s.size();
-    out.append("\"");
-    while (p != end) {
-        // A block at a time, so that room for the longest escapes (six bytes for one) is never six times the string.
+    bool first = true;
+    // A block at a time, so that room for the longest escapes (six bytes for one) is never six times the string.
+    do {
         const char* const block_end = end - p > 4096 ? p + 4096 : end;
-        char* const begin = out.room(static_cast<std::size_t>(block_end - p) * 6 + 8);
+        char* const begin = out.room(static_cast<std::size_t>(block_end - p) * 6 + 10);
         char* to = begin;
-        while (p < block_end) {
-            while (block_end - p >= 8 && all_plain(p)) {
-                std::memcpy(to, p, 8);
-                p += 8;
-                to += 8;
-            }
-            if (p == block_end) break;
-            const auto byte = static_cast<unsigned char>(*p);
-            const char escape = kEscapes[byte];
-            if (escape == 0) {
-                *to++ = *p++;
-            } else if (escape == kMultiByte) {
-                const Utf8Part part = utf8_part(reinterpret_cast<const unsigned char*>(p),
-                                                reinterpret_cast<const unsigned char*>(end));
-                if (part.valid) {
-                    std::memcpy(to, p, part.length);
-                    to += part.length;
-                } else {
-                    std::memcpy(to, "\xEF\xBF\xBD", 3);
-                    to += 3;
-                }
-                p += part.length;
-            } else if (escape == kUnicodeEscape) {
-                std::memcpy(to, "\\u00", 4);
-                to[4] = "0123456789abcdef"[byte >> 4];
-                to[5] = "0123456789abcdef"[byte & 15];
-                to += 6;
-                ++p;
-            } else {
-                *to++ = '\\';
-                *to++ = escape;
-                ++p;
-            }
-        }
+        if (first) *to++ = '"';
+        first = false;
+        to = escape_block(p, block_end, end, to);
+        if (p == end) *to++ = '"';
         out.wrote(static_cast<std::size_t>(to - begin));
-    }
-    out.append("\"");
+    } while (p != end);
 }
 
 void append_json_strings(Text& out, const std::vector<std::string>& strings) {

@@ -16,7 +16,7 @@ constexpr int kExitNoTool = 4;
 constexpr int kExitNotJson = 5;
 
 int list_tools(const Protocol& protocol, const ToolTable& tools);
-int run_once(const Protocol& protocol, const ToolTable& tools, const std::string& aid);
-int serve(const Protocol& protocol, const ToolTable& tools, HeldReplies& replies);
+int run_once(const Protocol& protocol, ToolTable& tools, const std::string& aid);
+int serve(const Protocol& protocol, ToolTable& tools, HeldReplies& replies);
 
 }  // namespace toolhost

@@ -91,30 +91,34 @@ void RequestReader::release() {
     doc_ = nullptr;
 }
 
-Refusal RequestReader::read(Line line, Request& request) {
+bool RequestReader::refuse(const char* error, std::string detail) {
+    refusal_ = {error, std::move(detail)};
+    return false;
+}
+
+bool RequestReader::read(Line line, Request& request) {
     release();
     yyjson_read_err error;
     doc_ = parse(line, error);
     if (doc_ == nullptr) {
-        if (error.code == YYJSON_READ_ERROR_MEMORY_ALLOCATION) return {"out of memory", "the request is too large"};
-        return {"invalid JSON", ""};
+        return refuse(error.code == YYJSON_READ_ERROR_MEMORY_ALLOCATION ? "out of memory" : "invalid JSON");
     }
     yyjson_val* root = yyjson_doc_get_root(doc_);
     // A container takes two bytes at least: a shorter line cannot nest that deep.
     if (line.size > 2 * kMaxNesting && deeper_than(root, kMaxNesting)) {
-        return {"invalid JSON", "nested deeper than " + std::to_string(kMaxNesting)};
+        return refuse("invalid JSON", "nested deeper than " + std::to_string(kMaxNesting));
     }
-    if (!yyjson_is_obj(root)) return {"invalid JSON", ""};
+    if (!yyjson_is_obj(root)) return refuse("invalid JSON");
 
     MemberPicker members(request);
     yyjson_val *key, *value;
     std::size_t i, n;
     yyjson_obj_foreach(root, i, n, key, value) {
         if (!members.pick(text_of(key), value)) {
-            return {"invalid JSON", "member given twice: " + std::string(text_of(key))};
+            return refuse("invalid JSON", "member given twice: " + std::string(text_of(key)));
         }
     }
-    return {};
+    return true;
 }
 
 }  // namespace toolhost

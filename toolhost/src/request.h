@@ -13,7 +13,6 @@ namespace toolhost {
 struct Refusal {
     const char* error = nullptr;
     std::string detail;
-    explicit operator bool() const { return error != nullptr; }
 };
 
 // The members that the toolhost knows; every other one is passed over. A member of another type than the protocol's
@@ -38,14 +37,17 @@ public:
     RequestReader(const RequestReader&) = delete;
     RequestReader& operator=(const RequestReader&) = delete;
 
-    // Overwrites the line: strings are unescaped where they stand.
-    Refusal read(Line line, Request& request);
+    // Overwrites the line: strings are unescaped where they stand. If it is false, refusal() says why.
+    bool read(Line line, Request& request);
+    const Refusal& refusal() const { return refusal_; }
 
 private:
+    bool refuse(const char* error, std::string detail = {});
     yyjson_doc* parse(Line line, yyjson_read_err& error);
     void release();
 
     yyjson_doc* doc_ = nullptr;
+    Refusal refusal_;
     alignas(16) char pool_[256 * 1024];  // enough for the JSON values of an ordinary line; longer ones use malloc
 };
 

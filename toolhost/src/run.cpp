@@ -31,7 +31,7 @@ bool read_all(int fd, Text& input) {
 
 }  // namespace
 
-int run_once(const Protocol& protocol, const ToolTable& tools, const std::string& aid) {
+int run_once(const Protocol& protocol, ToolTable& tools, const std::string& aid) {
     const Tool* tool = tools.find(aid);
     if (tool == nullptr) return refuse(protocol, kExitNoTool, "tool not found in plugin: " + aid);
     try {
@@ -43,8 +43,8 @@ int run_once(const Protocol& protocol, const ToolTable& tools, const std::string
         const auto reader = std::make_unique<RequestReader>();
         Request request;
         input.room(YYJSON_PADDING_SIZE);
-        if (const Refusal refusal = reader->read({input.room(0) - size, size}, request)) {
-            return refuse(protocol, kExitNotJson, "invalid JSON request on stdin", refusal.detail);
+        if (!reader->read({input.room(0) - size, size}, request)) {
+            return refuse(protocol, kExitNotJson, "invalid JSON request on stdin", reader->refusal().detail);
         }
         machina::DSState state;
         apply_state(state, request.ds_state);

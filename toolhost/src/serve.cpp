@@ -5,10 +5,10 @@
 // again changes nothing. Anything else finds the wire clear before it runs and has its reply written at once.
 #include <new>
 
-#include "clock.h"
 #include "limits.h"
 #include "line_reader.h"
 #include "modes.h"
+#include "pace.h"
 #include "reply.h"
 #include "request.h"
 #include "session.h"
@@ -18,12 +18,11 @@ namespace {
 
 class Server {
 public:
-    Server(const Protocol& protocol, const ToolTable& tools, HeldReplies& replies)
+    Server(const Protocol& protocol, ToolTable& tools, HeldReplies& replies)
         : tools_(tools), replies_(replies), lines_(protocol.in, kMaxRequestBytes + kSplicedBytes) {}
 
     // Until an empty line, the end of input, or a reader who is gone.
     void run() {
-        now_ns_ = now_ns();
         while (step()) continue;
         replies_.flush();
     }
@@ -31,17 +30,16 @@ public:
 private:
     bool step();
     bool answer(Line line);
-    bool make_way_for(const Tool& tool);
-    bool send(Tool* tool, bool hold);
+    bool call(Tool& tool, const Request& request);
+    bool send(bool hold);
 
-    const ToolTable& tools_;
+    ToolTable& tools_;
     HeldReplies& replies_;
     LineReader lines_;
     RequestReader requests_;
     Session session_;
+    Pace pace_;
     Text reply_;
-    std::int64_t now_ns_ = 0;         // when the last reply was done, or the last bytes came in
-    std::int64_t held_since_ns_ = 0;  // when the oldest held reply was done
 };
 
 bool Server::step() {
@@ -53,11 +51,11 @@ bool Server::step() {
             reply_.clear();
             append_error(reply_, "request line over " + std::to_string(kMaxRequestBytes) + " bytes");
             reply_.append("\n");
-            return send(nullptr, true);
+            return send(true);
         case LineReader::Next::NeedMore:
             if (!replies_.flush()) return false;
             lines_.fill();
-            now_ns_ = now_ns();
+            pace_.woke();
             return true;
         case LineReader::Next::End:
             break;
@@ -66,23 +64,21 @@ bool Server::step() {
 }
 
 bool Server::answer(Line line) {
-    Tool* tool = nullptr;
     bool hold = true;
     reply_.clear();
     try {
         Request request;
-        if (const Refusal refusal = requests_.read(line, request)) {
-            append_error(reply_, refusal.error, refusal.detail);
+        if (!requests_.read(line, request)) {
+            append_error(reply_, requests_.refusal().error, requests_.refusal().detail);
         } else if (request.aid.empty()) {
             append_error(reply_, "missing aid");
         } else {
             session_.apply(request.ds_state);
-            if (session_.command(request, tools_, reply_)) {
-                hold = false;
-            } else if ((tool = tools_.find(request.aid)) != nullptr) {
+            if (Tool* tool = tools_.find(request.aid)) {
                 hold = tool->pure;
-                if (!make_way_for(*tool)) return false;
-                session_.call(*tool, request, reply_);
+                if (!call(*tool, request)) return false;
+            } else if (session_.command(request, tools_, reply_)) {
+                hold = false;
             } else {
                 append_error(reply_, std::string("tool not found: ").append(request.aid));
             }
@@ -93,27 +89,24 @@ bool Server::answer(Line line) {
         append_error(reply_, "out of memory");
         reply_.append("\n");
     }
-    return send(tool, hold);
+    return send(hold);
 }
 
-// Writes what is held, unless this call is pure and due to be done before a held reply has waited too long.
-bool Server::make_way_for(const Tool& tool) {
-    if (replies_.empty()) return true;
-    if (tool.pure && tool.usual_ns <= kQuickToolNs && now_ns_ - held_since_ns_ <= kMaxHeldNs) return true;
-    return replies_.flush();
+bool Server::call(Tool& tool, const Request& request) {
+    if (!pace_.may_wait_for(tool) && !replies_.flush()) return false;
+    session_.call(tool, request, reply_);
+    pace_.done();
+    return true;
 }
 
-bool Server::send(Tool* tool, bool hold) {
-    const std::int64_t done_ns = now_ns();
-    if (tool != nullptr) tool->took(done_ns - now_ns_);
-    now_ns_ = done_ns;
-    if (replies_.empty()) held_since_ns_ = done_ns;
+bool Server::send(bool hold) {
+    if (replies_.empty()) pace_.holding();
     return replies_.add(reply_.view()) && (hold || replies_.flush());
 }
 
 }  // namespace
 
-int serve(const Protocol& protocol, const ToolTable& tools, HeldReplies& replies) {
+int serve(const Protocol& protocol, ToolTable& tools, HeldReplies& replies) {
     Server(protocol, tools, replies).run();
     return kExitOk;
 }

@@ -12,7 +12,6 @@
 
 namespace toolhost {
 
-using machina::DSState;
 using machina::StepStatus;
 using machina::ToolResult;
 
@@ -40,17 +39,17 @@ void Session::call(const Tool& tool, const Request& request, Text& reply) {
 }
 
 void Session::run(const Tool& tool, const Request& request, Text& reply) {
-    DSState before;
-    if (!state_.slots.empty()) before = state_;
+    if (!before_.slots.empty()) before_.slots.clear();
+    if (!state_.slots.empty()) before_ = state_;
     input_.assign(request.input_json);
 
     ToolResult result = run_tool(tool, input_, state_);
     try {
         append_result(reply, result);
-        append_delta(reply, before, state_);
+        append_delta(reply, before_, state_);
     } catch (const std::bad_alloc&) {
         // The caller will never learn what the tool changed, so the change must not stay either.
-        state_.slots.swap(before.slots);
+        state_.slots.swap(before_.slots);
         result = {StepStatus::TOOL_ERROR, "{}", "out of memory while writing the reply"};
         reply.release();
         append_result(reply, result);
@@ -85,14 +84,14 @@ bool Session::lease_allows(const Tool& tool, std::string_view token, Text& reply
     return false;
 }
 
-bool Session::command(const Request& request, const ToolTable& tools, Text& reply) {
+bool Session::command(const Request& request, ToolTable& tools, Text& reply) {
     if (request.aid == "_lease.issue") issue_lease(request, tools, reply);
     else if (request.aid == "_lease.gc") collect_leases(reply);
     else return false;
     return true;
 }
 
-void Session::issue_lease(const Request& request, const ToolTable& tools, Text& reply) {
+void Session::issue_lease(const Request& request, ToolTable& tools, Text& reply) {
     if (request.tool_aid.empty()) return append_error(reply, "missing tool_aid");
     const Tool* tool = tools.find(request.tool_aid);
     int tier = tool == nullptr ? 0 : tool->tier;

@@ -24,15 +24,16 @@ public:
     void call(const Tool& tool, const Request& request, Text& reply);
 
     // _lease.issue and _lease.gc; false, with nothing appended, for any other AID.
-    bool command(const Request& request, const ToolTable& tools, Text& reply);
+    bool command(const Request& request, ToolTable& tools, Text& reply);
 
 private:
     bool lease_allows(const Tool& tool, std::string_view token, Text& reply);
     void run(const Tool& tool, const Request& request, Text& reply);
-    void issue_lease(const Request& request, const ToolTable& tools, Text& reply);
+    void issue_lease(const Request& request, ToolTable& tools, Text& reply);
     void collect_leases(Text& reply);
 
     machina::DSState state_;
+    machina::DSState before_;  // the state as the last tool got it
     IdempotencyCache cache_;
     LeaseTable leases_;
     const bool enforce_leases_;

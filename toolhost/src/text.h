@@ -53,7 +53,7 @@ public:
     }
 
 private:
-    void grow(std::size_t n) {
+    [[gnu::noinline]] void grow(std::size_t n) {
         std::size_t wanted = capacity_ + capacity_ / 2 + 256;
         if (wanted < size_ + n) wanted = size_ + n;
         void* grown = std::realloc(data_, wanted);

@@ -52,6 +52,7 @@ int tier_of(const machina::ToolDesc& desc) {
 }
 
 void ToolTable::register_tool(const machina::ToolDesc& desc, machina::ToolFnPtr fn) {
+    if (desc.aid.substr(0, 1) == "_") throw std::runtime_error("names with a leading _ are the host's: " + desc.aid);
     if (desc.aid.empty()) throw std::runtime_error("a tool without an AID: " + desc.name);
     if (fn == nullptr) throw std::runtime_error("tool without a function: " + desc.aid);
     if (find(desc.aid) != nullptr) throw std::runtime_error("tool registered twice: " + desc.aid);
@@ -67,9 +68,10 @@ void ToolTable::register_tool(const machina::ToolDesc& desc, machina::ToolFnPtr 
     tools_.push_back(std::move(tool));
 }
 
-Tool* ToolTable::find(std::string_view aid) const {
+Tool* ToolTable::find(std::string_view aid) {
+    if (last_ != nullptr && last_->desc.aid == aid) return last_;  // callers tend to stay with a tool
     const auto found = by_aid_.find(aid);
-    return found == by_aid_.end() ? nullptr : found->second;
+    return found == by_aid_.end() ? nullptr : last_ = found->second;
 }
 
 std::vector<const Tool*> ToolTable::sorted_by_aid() const {

@@ -36,17 +36,18 @@ int tier_of(const machina::ToolDesc& desc);
 
 class ToolTable final : public machina::IToolRegistrar {
 public:
-    // Throws std::runtime_error for a tool without a function or AID, or whose AID is taken.
+    // Throws std::runtime_error for a tool without a function or AID, or whose AID is taken or reserved.
     void register_tool(const machina::ToolDesc& desc, machina::ToolFnPtr fn) override;
 
     // nullptr if there is none.
-    Tool* find(std::string_view aid) const;
+    Tool* find(std::string_view aid);
 
     std::vector<const Tool*> sorted_by_aid() const;
 
 private:
     std::vector<std::unique_ptr<Tool>> tools_;
     std::unordered_map<std::string_view, Tool*> by_aid_;  // keys are the tools' own strings
+    Tool* last_ = nullptr;
 };
 
 }  // namespace toolhost

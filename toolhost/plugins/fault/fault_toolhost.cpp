@@ -106,8 +106,8 @@ int list_faults() {
 bool answer(RequestReader& requests, Line line) {
     Request request;
     Text error;
-    if (const Refusal refusal = requests.read(line, request)) {
-        append_error(error, refusal.error, refusal.detail);
+    if (!requests.read(line, request)) {
+        append_error(error, requests.refusal().error, requests.refusal().detail);
     } else {
         const auto fault = std::find_if(std::begin(kFaults), std::end(kFaults),
                                         [&](const auto& known) { return known.aid == request.aid; });
