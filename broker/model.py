@@ -26,7 +26,7 @@ class ToolInfo(msgspec.Struct, frozen=True):
 class Tool:
     """A tool that can be called: its description, where it runs, and what we have learned about it."""
 
-    __slots__ = ("calls", "clean", "cost", "failed", "index", "info", "name", "runtime", "timeout")
+    __slots__ = ("calls", "clean", "cost", "failed", "index", "info", "name", "runtime", "size", "timeout")
 
     def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float) -> None:
         self.index = index
@@ -35,6 +35,7 @@ class Tool:
         self.runtime = runtime
         self.timeout = timeout
         self.cost = 0.0  # recent seconds a call; 0 until measured
+        self.size = 0.0  # recent bytes a reply
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0
         self.failed = 0
@@ -49,6 +50,9 @@ class Caller(Protocol):
 
     def gone(self) -> bool:
         """Nobody is waiting any more: what has not run need not."""
+
+    def full(self) -> bool:
+        """It has not read the replies that it already has: what has not run waits until it does."""
 
 
 class Sink(Protocol):

@@ -52,6 +52,7 @@ class Broker:
             log,
             self.control,
             self._hung_up,
+            self._pump,
         )
         self.started = time.monotonic()
         self.rate = 0.0  # calls a second, recently
@@ -120,6 +121,12 @@ class Broker:
     def _hung_up(self, connection: Connection) -> None:
         for pool in self.pools():
             pool.forget(connection)
+
+    def _pump(self) -> None:
+        now = time.monotonic()
+        for pool in self.pools():
+            pool.pump(now)
+        self.core.flush()
 
     # --- change -----------------------------------------------------------------------------------------------------
 

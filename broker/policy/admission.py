@@ -11,11 +11,10 @@ from broker.model import Tool, Work
 class Lane:
     """The calls that wait for one tool. Callers take turns, so that one caller's flood costs another one turn."""
 
-    __slots__ = ("_callers", "lines", "since", "tool")
+    __slots__ = ("_callers", "lines", "tool")
 
-    def __init__(self, tool: Tool, now: float) -> None:
+    def __init__(self, tool: Tool) -> None:
         self.tool = tool
-        self.since = now  # somebody has been waiting for the tool all the time
         self.lines = 0
         self._callers: OrderedDict[Hashable, deque[Work]] = OrderedDict()
 
@@ -37,9 +36,16 @@ class Lane:
             waiting = self._callers[key] = deque()
         return waiting
 
-    def pop(self, room: int) -> Work:
-        """At most `room` calls of the caller whose turn it is; that caller then goes to the end of the row."""
-        key, waiting = next(iter(self._callers.items()))
+    def pop(self, room: int) -> Work | None:
+        """At most `room` calls of the caller whose turn it is; that caller then goes to the end of the row.
+
+        None where every caller that waits has yet to read the replies that it already has.
+        """
+        for key, waiting in self._callers.items():
+            if not waiting[0].caller.full():
+                break
+        else:
+            return None
         work = waiting[0]
         if work.count > room:
             work = work.take(room)
@@ -51,6 +57,10 @@ class Lane:
             del self._callers[key]
         self.lines -= work.count
         return work
+
+    def oldest(self) -> float:
+        """Since when the caller that is next has been waiting."""
+        return next(iter(self._callers.values()))[0].queued
 
     def remove(self, caller: Hashable) -> list[Work]:
         """All that one caller has waiting."""
@@ -103,7 +113,7 @@ class Queue:
             work.queued = now
         lane = self._lanes.get(work.tool.index)
         if lane is None:
-            lane = self._lanes[work.tool.index] = Lane(work.tool, now)
+            lane = self._lanes[work.tool.index] = Lane(work.tool)
         if front:
             lane.push_back(work, next_turn=True)
         else:

@@ -50,6 +50,9 @@ class Fence:
     def gone(self) -> bool:
         return False
 
+    def full(self) -> bool:
+        return False
+
 
 class Host:
     """A toolhost process while it lives. The pool's lists say in which state it is; this is what it is doing."""
@@ -196,6 +199,7 @@ class Host:
                 answered += lines
                 tool = work.tool
                 tool.calls += lines
+                tool.size += (taken.len / lines - tool.size) / 2
                 self.calls += lines
                 tool.failed += lines - taken.succeeded
                 if not work.count:

@@ -5,6 +5,7 @@ A toolhost's state is the collection that it is in: `starting`, `ready` or `leav
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import os
 import random
@@ -25,9 +26,9 @@ from broker.pool.process import Process, Spawner, SpawnError, Spec
 WINDOW_SECONDS = 0.001  # of work in one toolhost's pipe
 WINDOW_MOST = 512
 WINDOW_FAST = 32  # at least, for tools under a tenth of the window: a round trip is not their fault
+WINDOW_BYTES = 4 * 1024 * 1024  # of replies that may come from one toolhost at once
 OUTBOX_MOST = 4 * 1024 * 1024
-BACKLOG_SECONDS = 0.01  # of waiting fast calls that make it worth starting another process
-PATIENCE_SECONDS = 0.02  # of waiting, after which a tool that we do not know yet counts as slow
+PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
 CPUS = len(os.sched_getaffinity(0))
 IDLE_ENOUGH = 0.15  # of the machine
 BROKEN_AFTER = 5  # starts that failed in a row
@@ -55,6 +56,7 @@ class Pool:
         self.spawning = 0  # asked of the spawner, no process yet
         self.queue = Queue()
         self.reserved: Host | None = None  # kept free of new work until a slow call can have it
+        self._patience: asyncio.TimerHandle | None = None
         self.held = False  # calls wait while the plugin is being replaced
         self.closed = False
         self.failures = 0  # starts in a row
@@ -176,6 +178,8 @@ class Pool:
         window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
         if tool.cost * 10 < WINDOW_SECONDS:
             window = max(WINDOW_FAST, window)
+        if tool.size * window > WINDOW_BYTES:
+            window = max(1, int(WINDOW_BYTES / tool.size))
         while True:
             host = self._least_busy()
             if host is None or host.inflight >= window or host.outbox.size > OUTBOX_MOST:
@@ -230,10 +234,14 @@ class Pool:
                 self.queue.turn(lane)
         if self.queue:
             self._grow()
+        elif self.reserved is not None:
+            self.reserved = None
 
     def _pump_lane(self, lane: Lane, now: float) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
         work = lane.pop(1 if self._runs_alone(lane.tool) else WINDOW_MOST)
+        if work is None:
+            return False
         size, count = len(work.lines), work.count
         if self._place(work, now):
             self.core.queued_bytes -= size
@@ -243,28 +251,36 @@ class Pool:
         return False
 
     def _grow(self) -> None:
-        """More processes, where waiting calls are worth it; else room for a slow call is made among those there are."""
-        now = time.monotonic()
-        slow, fast = 0, 0.0
+        """More processes, once calls have waited long enough; until then, room is made among those there are."""
+        if not self.size:
+            self._start()
+        if self._patience is None:
+            self._patience = self.core.loop.call_later(PATIENCE_SECONDS, self._out_of_patience)
+        if not any(self._runs_alone(lane.tool) for lane in self.queue):
+            self.reserved = None
+        elif self.reserved is None:
+            busy = [host for host in self.ready if not host.alone]
+            self.reserved = min(busy, key=lambda host: host.inflight, default=None)
+
+    def _out_of_patience(self) -> None:
+        """Calls that wait for something else than a processor get a process each; a busy machine gets none."""
+        self._patience = None
+        before = time.monotonic() - PATIENCE_SECONDS
+        slow = fast = 0
         for lane in self.queue:
-            tool = lane.tool
-            if not self._runs_alone(tool):
-                fast += lane.lines * tool.cost
-            elif tool.cost > SLOW_SECONDS or now - lane.since > PATIENCE_SECONDS:
+            if lane.oldest() > before:
+                continue
+            if self._runs_alone(lane.tool):
                 slow += lane.lines
             else:
-                slow += 1
+                fast = 1
         coming = len(self.starting) + self.spawning
         while coming < slow and self._worth_it() and self._start():
             coming += 1
-        if fast > BACKLOG_SECONDS and not coming and self.size < CPUS:
+        if fast and not coming and self.size < CPUS:
             self._start()
-        if slow and not coming and self.reserved is None:
-            busy = [host for host in self.ready if not host.alone]
-            if busy:
-                self.reserved = min(busy, key=lambda host: host.inflight)
-        elif not slow:
-            self.reserved = None
+        if self.queue and not self.closed:
+            self._grow()
 
     def _worth_it(self) -> bool:
         """More processes than processors help calls that wait for something else, not a machine that is busy."""

@@ -11,8 +11,9 @@ namespace toolhost {
 
 class Pace {
 public:
-    // Bytes came in, perhaps after a long wait.
-    void woke() { last_look_ns_ = now_ns(); }
+    // Before and after waiting for input, which is nobody's time.
+    void sleeps() { look(); }
+    void wakes() { last_look_ns_ = now_ns(); }
 
     // A reply is the first to be held.
     void holding() { held_since_ns_ = last_look_ns_; }

@@ -54,8 +54,9 @@ bool Server::step() {
             return send(true);
         case LineReader::Next::NeedMore:
             if (!replies_.flush()) return false;
+            pace_.sleeps();
             lines_.fill();
-            pace_.woke();
+            pace_.wakes();
             return true;
         case LineReader::Next::End:
             break;

@@ -26,7 +26,7 @@ TEST("replies wait for a quick pure call, and for no other") {
     unknown.pure = slow.pure = true;
     slow.took(5'000'000);
     Pace pace;
-    pace.woke();
+    pace.wakes();
     pace.holding();
     CHECK(pace.may_wait_for(quick));
     CHECK(!pace.may_wait_for(impure));
@@ -37,12 +37,30 @@ TEST("replies wait for a quick pure call, and for no other") {
 TEST("a reply does not wait long, however quick the calls are") {
     Tool quick = quick_tool(true), other = quick_tool(true);
     Pace pace;
-    pace.woke();
+    pace.wakes();
     pace.holding();
     CHECK(pace.may_wait_for(quick));
     pace.done();
     sleep_us(300);
     CHECK(!pace.may_wait_for(other));  // another tool: the clock is looked at
+}
+
+TEST("a call is timed even if the input ends right after it, and waiting for more is not its time") {
+    Tool quick = quick_tool(true);
+    Pace pace;
+    pace.wakes();
+    pace.may_wait_for(quick);
+    sleep_us(300);
+    pace.done();
+    pace.sleeps();
+    CHECK(quick.usual_ns > 250'000);
+    const std::int64_t before = quick.usual_ns;
+    sleep_us(2000);
+    pace.wakes();
+    pace.may_wait_for(quick);
+    pace.done();
+    pace.sleeps();
+    CHECK(quick.usual_ns < before);
 }
 
 TEST("one slow call makes a tool slow, and many quick ones make it quick again") {

@@ -372,6 +372,7 @@ class Connection:
 
     def _on_drained(self) -> None:
         self._turn()
+        self.face.on_room()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -409,6 +410,9 @@ class Connection:
 
     def gone(self) -> bool:
         return self.closed
+
+    def full(self) -> bool:
+        return self._outbox.size > OUTBOX_HIGH
 
     def abort(self) -> None:
         """The caller has hung up: what it has waiting is dropped, what runs is finished for nobody."""

@@ -39,12 +39,14 @@ class MachinaFace:
         log: Log,
         control: Control,
         on_hang_up: Callable[[Connection], None],
+        on_room: Callable[[], None],
     ) -> None:
         self.core = core
         self.dispatcher = dispatcher
         self.limits = limits
         self.control = control
         self.connections: set[Connection] = set()
+        self.on_room = on_room  # called when a caller has read what it had not
         self._on_hang_up = on_hang_up
         self._most = max_connections
         self._log = log

@@ -1,0 +1,1 @@
+"""The C++ toolhost, tested from outside: as a process, by its bytes."""
