@@ -49,7 +49,7 @@ class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
     connection_calls: Positive = 4096  # unanswered, of one caller
     connection_bytes: Positive = 32 * MB
     sessions: Positive = 1024
-    session_bytes: Positive = 16 * MB  # of one session
+    session_bytes: Positive = 64 * MB  # of all sessions together
     session_idle_seconds: Seconds = 900.0
     rlimit_as_mb: Natural = 1024  # of one toolhost; 0: not set
     rlimit_fsize_mb: Natural = 16

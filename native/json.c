@@ -110,18 +110,22 @@ static int digits(const char **p, const char *end) {
     return *p > from;
 }
 
+enum { LONGEST_INTEGER = 4300 }; /* characters, sign included: where Python's own readers stop */
+
 /* The grammar, and the range: what no double can hold is refused here, as every reader behind us would. */
 static int number(json_reader *r) {
     const char *from = r->p, *p = from, *end = r->end;
     if (p < end && *p == '-') p++;
     if (p < end && *p == '0') p++;
     else if (!digits(&p, end)) return 0;
+    int integer = 1, exponent = 0;
     if (p < end && *p == '.') {
+        integer = 0;
         p++;
         if (!digits(&p, end)) return 0;
     }
-    int exponent = 0;
     if (p < end && (*p == 'e' || *p == 'E')) {
+        integer = 0;
         exponent = 1;
         p++;
         if (p < end && (*p == '+' || *p == '-')) p++;
@@ -129,6 +133,7 @@ static int number(json_reader *r) {
     }
     r->p = p;
     const size_t len = (size_t)(p - from);
+    if (integer) return len <= LONGEST_INTEGER;
     if (!exponent && len < 300) return 1;
     char small[64], *text = len < sizeof small ? small : malloc(len + 1);
     if (!text) return 0;

@@ -115,6 +115,6 @@ def compile_plugin(source: str, to: Path, include: Path | None, *flags: str) -> 
     cpp.write_text(source)
     includes = ["-I", str(include)] if include else []
     subprocess.run(
-        ["g++", "-shared", "-fPIC", "-std=c++17", *includes, *flags, str(cpp), "-o", str(to)], check=True, timeout=120
+        ["g++", "-shared", "-fPIC", "-std=c++17", *includes, str(cpp), *flags, "-o", str(to)], check=True, timeout=120
     )
     return to

@@ -26,7 +26,7 @@ def test_list_is_one_object_sorted_by_aid_without_a_line_end(run: Run, where: Wh
     assert aids == sorted(aids)
     assert set(aids) == {
         "AID.FILE.WRITE.v1",
-        *(f"AID.DEMO.{name}.v1" for name in "ECHO SLEEP COUNTER STATE FAIL BLOB WORD_COUNT".split()),
+        *(f"AID.DEMO.{name}.v1" for name in ["ECHO", "SLEEP", "COUNTER", "STATE", "FAIL", "BLOB", "WORD_COUNT"]),
     }
 
 

@@ -154,7 +154,10 @@ def test_a_file_size_limit_is_an_error_of_the_write_not_a_crash(where: dict[str,
     request = json.dumps({"input_json": json.dumps({"path": "x", "text": "y" * 10_000})}).encode()
     command = f"ulimit -f 4; exec {where['toolhost']} --run {where['demo_plugin']} AID.FILE.WRITE.v1"
     done = subprocess.run(
-        ["bash", "-c", command], input=request, capture_output=True, env=environment({"MACHINA_WORK_DIR": str(tmp_path)})
+        ["bash", "-c", command],
+        input=request,
+        capture_output=True,
+        env=environment({"MACHINA_WORK_DIR": str(tmp_path)}),
     )
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "TOOL_ERROR")
     assert os.listdir(tmp_path) == []

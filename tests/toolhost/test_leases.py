@@ -93,7 +93,9 @@ def test_a_lease_lives_at_least_a_second(host: Host) -> None:
     assert host.ask(write(_lease_token=token))["ok"] is True
 
 
-@pytest.mark.parametrize("wrong", [{"tool_aid": ""}, {"tool_aid": 7}, {"tier": 4}, {"tier": -1}, {"tier": "1"}, {"tier": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"tool_aid": ""}, {"tool_aid": 7}, {"tier": 4}, {"tier": -1}, {"tier": "1"}, {"tier": 1.0}]
+)
 def test_a_wrong_request_for_a_lease_is_refused(host: Host, wrong: dict[str, object]) -> None:
     reply = host.ask(line("_lease.issue", **({"tool_aid": WRITE, "tier": 1} | wrong)))
     assert reply["ok"] is False
@@ -111,7 +113,9 @@ def test_the_table_of_leases_is_bounded(host: Host) -> None:
     assert host.ask(line("_lease.issue", tool_aid=WRITE))["error"] == "too many leases: 1024 are active"
 
 
-@pytest.mark.parametrize(("setting", "enforced"), [("1", True), ("true", True), ("0", False), ("", False), ("yes", False)])
+@pytest.mark.parametrize(
+    ("setting", "enforced"), [("1", True), ("true", True), ("0", False), ("", False), ("yes", False)]
+)
 def test_enforcement_is_on_for_1_and_true(serve: Serve, tmp_path: Path, setting: str, enforced: bool) -> None:
     host = serve(MACHINA_LEASE_ENFORCE=setting, MACHINA_WORK_DIR=str(tmp_path))
     assert host.ask(write())["ok"] is not enforced

@@ -202,7 +202,9 @@ def test_a_pinned_plugin_loads_only_if_its_hash_is_the_pin(run: Run, serve: Serv
 
 
 def test_a_pin_is_checked_before_any_code_of_the_plugin_runs(build: Build, run: Run) -> None:
-    plugin = build(PLAIN + ABI + "#include <unistd.h>\n__attribute__((constructor)) static void early() { _exit(99); }\n")
+    plugin = build(
+        PLAIN + ABI + "#include <unistd.h>\n__attribute__((constructor)) static void early() { _exit(99); }\n"
+    )
     assert run("--list", plugin).returncode == 99
     assert "SHA-256 mismatch" in refusal(run, plugin, MACHINA_PLUGIN_SHA256="0" * 64)
 
@@ -213,7 +215,10 @@ def test_a_pin_is_checked_before_any_code_of_the_plugin_runs(build: Build, run: 
         ('throw std::runtime_error("no licence");', "no licence"),
         ("throw std::bad_alloc();", "std::bad_alloc"),
         ("throw 7;", "unknown exception"),
-        ('host->register_tool({"AID.A.v1"}, ok); host->register_tool({"AID.A.v1"}, ok);', "tool registered twice: AID.A.v1"),
+        (
+            'host->register_tool({"AID.A.v1"}, ok); host->register_tool({"AID.A.v1"}, ok);',
+            "tool registered twice: AID.A.v1",
+        ),
         ('host->register_tool({"AID.A.v1"}, nullptr);', "tool without a function: AID.A.v1"),
         ('host->register_tool({"", "nameless"}, ok);', "a tool without an AID: nameless"),
         ('host->register_tool({"_lease.issue"}, ok);', "names with a leading _ are the host's: _lease.issue"),

@@ -1,0 +1,127 @@
+"""Who is next, against a simple model: nothing is lost, nothing is doubled, callers take turns."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker.model import Tool, ToolInfo, Work
+from broker.policy.admission import Queue
+
+
+class Someone:
+    def __init__(self, name: str) -> None:
+        self.principal = name
+        self.stuffed = False
+
+    def gone(self) -> bool:
+        return False
+
+    def full(self) -> bool:
+        return self.stuffed
+
+
+CALLERS = [Someone("a"), Someone("b"), Someone("c")]
+TOOLS = [Tool(index, ToolInfo(f"AID.T{index}.v1"), None, 1.0) for index in range(2)]
+
+
+def work(tool, caller, first, count):
+    lines = b"".join(b"%d\n" % n for n in range(first, first + count))
+    return Work(tool, lines, count, None, caller, None, 1.0)
+
+
+def numbers(piece):
+    return [int(n) for n in piece.lines.split()]
+
+
+class Waiting(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        for caller in CALLERS:
+            caller.stuffed = False
+        self.queue = Queue()
+        self.model: dict[tuple[int, Someone], deque[int]] = {}
+        self.born: dict[int, float] = {}
+        self.next = 0
+        self.now = 1.0
+
+    @rule(tool=st.sampled_from(TOOLS), caller=st.sampled_from(CALLERS), count=st.integers(1, 5))
+    def arrive(self, tool, caller, count):
+        self.queue.push(work(tool, caller, self.next, count), self.now)
+        self.model.setdefault((tool.index, caller), deque()).extend(range(self.next, self.next + count))
+        self.born.update(dict.fromkeys(range(self.next, self.next + count), self.now))
+        self.next += count
+        self.now += 1.0
+
+    @precondition(lambda self: self.queue)
+    @rule(data=st.data(), room=st.integers(1, 4), refuse=st.booleans())
+    def hand_over(self, data, room, refuse):
+        lane = data.draw(st.sampled_from(list(self.queue)))
+        piece = lane.pop(room)
+        if piece is None:
+            assert all(c.stuffed for (t, c), waiting in self.model.items() if t == lane.tool.index and waiting)
+            return
+        assert not piece.caller.stuffed
+        assert piece.count <= room
+        if refuse:
+            lane.push_back(piece, next_turn=True)
+        else:
+            waiting = self.model[lane.tool.index, piece.caller]
+            assert numbers(piece) == [waiting.popleft() for _ in range(piece.count)]
+            self.queue.turn(lane)
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def hang_up(self, caller):
+        gone = {n for piece in self.queue.remove(caller) for n in numbers(piece)}
+        assert gone == {n for (_, c), waiting in self.model.items() if c is caller for n in waiting}
+        self.model = {key: waiting for key, waiting in self.model.items() if key[1] is not caller}
+
+    @rule(age=st.floats(0, 10))
+    def time_out(self, age):
+        late = {n for piece in self.queue.overdue(self.now - age) for n in numbers(piece)}
+        expected = {n for waiting in self.model.values() for n in waiting if self.born[n] < self.now - age}
+        assert late == expected
+        self.model = {k: deque(n for n in w if n not in late) for k, w in self.model.items()}
+
+    @rule(caller=st.sampled_from(CALLERS), stuffed=st.booleans())
+    def read_or_not(self, caller, stuffed):
+        caller.stuffed = stuffed
+
+    @invariant()
+    def nothing_is_lost(self):
+        assert self.queue.lines == sum(map(len, self.model.values()))
+        assert bool(self.queue) == bool(self.queue.lines)
+
+
+TestWaiting = Waiting.TestCase
+TestWaiting.settings = settings(max_examples=150, deadline=None)
+
+
+def test_a_flood_costs_another_caller_one_turn():
+    queue = Queue()
+    queue.push(work(TOOLS[0], CALLERS[0], 0, 1000), 1.0)
+    queue.push(work(TOOLS[0], CALLERS[1], 5000, 1), 2.0)
+    lane = next(iter(queue))
+    turns = [lane.pop(10) for _ in range(3)]
+    assert [piece.caller.principal for piece in turns] == ["a", "b", "a"]
+
+
+def test_work_that_is_split_keeps_its_lines_its_ids_and_its_place():
+    class Place:
+        def __init__(self, left):
+            self.left, self.behind = left, None
+
+        def split(self, count):
+            self.behind = Place(self.left - count)
+            self.left = count
+            return self.behind
+
+    whole = Work(TOOLS[0], b"a\nb\nc\nd\n", 4, b'1\n"x"\nnull\n[]\n', CALLERS[0], None, 1.0)
+    whole.slot = place = Place(4)
+    first = whole.take(3)
+    assert (first.lines, first.ids, first.count, first.slot) == (b"a\nb\nc\n", b'1\n"x"\nnull\n', 3, place)
+    assert (whole.lines, whole.ids, whole.count, whole.slot) == (b"d\n", b"[]\n", 1, place.behind)
+    assert (place.left, place.behind.left) == (3, 1)

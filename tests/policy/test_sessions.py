@@ -1,0 +1,79 @@
+"""Whose state is whose, without a broker around it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.policy import sessions
+from broker.policy.sessions import BadState, Sessions
+
+slots = st.dictionaries(st.integers(0, 255).map(str), st.builds(lambda n: {"v": n}, st.integers()), max_size=5)
+
+
+def decoded(state):
+    return {key: json.loads(bytes(value)) for key, value in state.items()}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), slots, st.lists(st.integers(0, 255), max_size=4)), max_size=8),
+)
+def test_full_states_replace_and_deltas_build(steps):
+    kept, model = {}, {}
+    for delta, changed, removed in steps:
+        raw = json.dumps({"delta": delta, "slots": changed, "removed_slots": removed}).encode()
+        kept = sessions.applied(kept, sessions.read(raw))
+        model = {k: v for k, v in {**model, **changed}.items() if int(k) not in removed} if delta else dict(changed)
+        assert decoded(kept) == model
+        assert json.loads(b"{" + sessions.written(kept) + b"}") == {"ds_state": {"slots": model}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"delta":1}',
+        b'{"delta":"true"}',
+        b'{"delta":null}',
+        b'{"slots":[]}',
+        b'{"slots":{"-1":{}}}',
+        b'{"slots":{"256":{}}}',
+        b'{"slots":{"01":{}}}',
+        b'{"slots":{"6x":{}}}',
+        b'{"slots":{"\xd9\xa1":{}}}',
+        b'{"slots":{"1":5}}',
+        b'{"removed_slots":["1"]}',
+    ],
+)
+def test_a_state_that_a_toolhost_might_read_otherwise_is_refused(raw):
+    with pytest.raises(BadState, match="ds_state"):
+        sessions.read(raw)
+
+
+def test_a_reply_that_reports_no_state_changes_none():
+    kept = sessions.read(b'{"slots":{"1":{"v":1}}}').slots
+    for line in (b'{"ok":true}', b'{"ds_state":{}}', b'{"ds_state":5}', b'{"ds_state":{"slots":{}}}'):
+        assert sessions.after_reply(kept, line) == kept
+    line = b'{"ds_state":{"delta":true,"slots":{"2":{"v":2}},"removed_slots":[1]}}'
+    assert decoded(sessions.after_reply(kept, line)) == {"2": {"v": 2}}
+
+
+def test_sessions_are_bounded_in_number_bytes_and_idle_time_and_a_busy_one_stays():
+    some = Sessions(3, 1000, 10.0)
+    first = some.get("first", 0.0)
+    first.busy = True
+    for n in range(5):
+        some.get(n, 1.0)
+    assert len(some) == 3
+    assert some.get("first", 2.0) is first
+    heavy = some.get("heavy", 3.0)
+    some.keep(heavy, sessions.read(b'{"slots":{"1":{"v":"' + b"x" * 980 + b'"}}}').slots, 3.0)
+    some.keep(some.get("other", 4.0), sessions.read(b'{"slots":{"1":{"v":"' + b"x" * 500 + b'"}}}').slots, 4.0)
+    assert some.size <= 1000
+    assert some.get("heavy", 5.0) is not heavy
+    first.busy = False
+    some.expire(100.0)
+    assert len(some) == 0
+    assert some.size == 0
