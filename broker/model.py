@@ -51,8 +51,8 @@ class Caller(Protocol):
     def gone(self) -> bool:
         """Nobody is waiting any more: what has not run need not."""
 
-    def full(self) -> bool:
-        """It has not read the replies that it already has: what has not run waits until it does."""
+    def full(self, work: Work) -> bool:
+        """So many replies are waiting to be read, or for their turn, that this work had better wait, too."""
 
 
 class Sink(Protocol):

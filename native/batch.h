@@ -10,7 +10,6 @@ enum { BATCH_KEEP = 1024 * 1024 };
 struct tb_batch {
     buffer out;
     buffer ids;
-    buffer lines;
     int32_t *items;
     int32_t count;
     int32_t capacity;

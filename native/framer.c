@@ -111,6 +111,9 @@ int tb_framer_feed(tb_framer *f, const char *data, size_t len) {
     return 0;
 }
 
+const char *tb_framer_memory(const tb_framer *f); /* for the scanner: request.c */
+const char *tb_framer_memory(const tb_framer *f) { return f->buf; }
+
 void tb_framer_end(tb_framer *f) { f->ended = 1; }
 
 static int emit(tb_framer *f, tb_line *line, size_t stop, size_t next) {

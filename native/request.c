@@ -5,6 +5,7 @@
 #include <errno.h>
 
 int tb_tools_is_open(const tb_tools *t, int32_t index); /* tools.c */
+const char *tb_framer_memory(const tb_framer *f);       /* framer.c: where its bytes are, until the next feed or read */
 
 #define RESET "\"ds_state\":{\"slots\":{}}"
 
@@ -160,7 +161,9 @@ static void put_escaped(buffer *b, const char *text, size_t len) {
 }
 
 /* Room for the worst case: `inputs` may double when it becomes a string. */
-static size_t worst(size_t len) { return 2 * len + sizeof RESET + 64; }
+static size_t worst(const envelope *e, size_t len) {
+    return (e->seen & 1 << TB_INPUTS ? 2 * len : len) + sizeof RESET + 64;
+}
 
 static void comma(buffer *b, size_t from) {
     if (b->len > from + 1) buffer_char(b, ',');
@@ -268,15 +271,15 @@ static int add_plain(tb_batch *b, const envelope *e, int32_t tool, const char *d
         if (!item) return -1;
         item[TB_I_TOOL] = tool;
     }
-    if (buffer_reserve(&b->out, worst(len)) || (has_id && put_id(b, e))) return -1;
+    if (buffer_reserve(&b->out, worst(e, len)) || (has_id && put_id(b, e))) return -1;
     rewrite(&b->out, e, data, len);
     item[TB_I_OUT_LEN] = (int32_t)b->out.len - item[TB_I_OUT];
     item[TB_I_IDS_LEN] = (int32_t)b->ids.len - item[TB_I_IDS];
     return 0;
 }
 
-/* Adds a line that the policy has to see: the caller's text is kept, with the places of its members. */
-static int add_one(tb_batch *b, const envelope *e, int kind, int32_t tool, const char *data, size_t len) {
+/* Adds a line that the policy has to see, with the places of its members in the framer's own memory, from `base`. */
+static int add_one(tb_batch *b, const envelope *e, int kind, int32_t tool, const tb_line *line, const char *base) {
     int32_t *item = new_item(b, kind);
     if (!item) return -1;
     item[TB_I_TOOL] = tool;
@@ -285,14 +288,12 @@ static int add_one(tb_batch *b, const envelope *e, int kind, int32_t tool, const
     if (e->seen & 1 << TB_ID && put_id(b, e)) return -1;
     item[TB_I_IDS_LEN] = (int32_t)b->ids.len - item[TB_I_IDS];
     if (kind == TB_BAD) return 0;
-    if (buffer_reserve(&b->lines, len) || buffer_reserve(&b->out, worst(len))) return -1;
-    const int32_t base = (int32_t)b->lines.len;
-    buffer_put(&b->lines, data, len);
-    rewrite(&b->out, e, data, len);
+    if (buffer_reserve(&b->out, worst(e, line->len))) return -1;
+    rewrite(&b->out, e, line->data, line->len);
     item[TB_I_OUT_LEN] = (int32_t)b->out.len - item[TB_I_OUT];
     for (int i = 0; i < TB_MEMBERS; i++) {
         if (!(e->seen & 1 << i)) continue;
-        item[TB_I_SPANS + 2 * i] = base + (int32_t)(e->known[i].value - data);
+        item[TB_I_SPANS + 2 * i] = (int32_t)(e->known[i].value - base);
         item[TB_I_SPANS + 2 * i + 1] = (int32_t)(e->known[i].end - e->known[i].value);
     }
     return 0;
@@ -305,7 +306,6 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
     b->count = 0;
     buffer_clear(&b->out, BATCH_KEEP);
     buffer_clear(&b->ids, BATCH_KEEP);
-    buffer_clear(&b->lines, BATCH_KEEP);
     int kind = TB_NONE, failed = 0;
     /* A huge line makes its own batch: what it is copied to is given back with the next scan. */
     while (!failed && max_lines-- > 0 && b->out.len < BATCH_KEEP && (kind = tb_framer_next(f, &line)) != TB_NONE) {
@@ -317,7 +317,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
         read_envelope(&e, line.data, line.len, max_depth);
         if (kind == TB_OVERSIZE) e.problem = TB_TOO_LONG;
         if (e.problem) {
-            failed = add_one(b, &e, TB_BAD, -1, line.data, line.len);
+            failed = add_one(b, &e, TB_BAD, -1, &line, line.data);
             continue;
         }
         const int32_t tool = find_tool(tools, &e, scratch);
@@ -326,7 +326,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
         if (tb_tools_is_open(tools, tool) && !(e.seen & ~PLAIN) && !grows)
             failed = add_plain(b, &e, tool, line.data, line.len);
         else
-            failed = add_one(b, &e, TB_CALL, tool, line.data, line.len);
+            failed = add_one(b, &e, TB_CALL, tool, &line, tb_framer_memory(f));
     }
     if (failed) return -ENOMEM;
     view->items = b->items;
@@ -334,7 +334,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
     view->more = kind != TB_NONE;
     view->out = b->out.data;
     view->ids = b->ids.data;
-    view->lines = b->lines.data;
+    view->lines = tb_framer_memory(f);
     return 0;
 }
 
@@ -344,7 +344,6 @@ void tb_batch_free(tb_batch *b) {
     if (!b) return;
     free(b->out.data);
     free(b->ids.data);
-    free(b->lines.data);
     free(b->items);
     free(b);
 }

@@ -81,7 +81,7 @@ enum {
 };
 
 /* One item a row of TB_ITEM integers, so that a binding fetches all rows of a read at once. Spans of members are
- * offsets into the batch's `lines`, and -1 where the member is absent. */
+ * offsets from the view's `lines`, and -1 where the member is absent. */
 enum {
     TB_I_KIND,
     TB_I_COUNT,
@@ -102,7 +102,7 @@ typedef struct {
     int32_t more;         /* the framer holds more lines: scan again */
     const char *out;
     const char *ids;
-    const char *lines;    /* the callers' own text of lines that are not plain */
+    const char *lines;    /* the caller's own text, in the framer: valid until its next feed or read */
 } tb_view;
 
 typedef struct tb_batch tb_batch;

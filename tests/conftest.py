@@ -141,43 +141,66 @@ def where() -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts brokers: `start("--plugin", path, config="…", env={…})`."""
-    running: list[Served] = []
+class Brokers:
+    """Starts brokers in a folder, and ends them all."""
 
-    def launch(*arguments: str, config: str | None = None, env: dict[str, str] | None = None) -> Served:
-        number = len(running)
-        path = str(tmp_path / f"b{number}.sock")
-        log = tmp_path / f"log{number}"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[Served] = []
+
+    def start(self, *arguments: str, config: str | None = None, env: dict[str, str] | None = None) -> Served:
+        number = len(self._running)
+        path = str(self._folder / f"b{number}.sock")
+        log = self._folder / f"log{number}"
         command = [sys.executable, "-m", "broker", "serve", "--socket", path, *arguments]
         if config is not None:
-            file = tmp_path / f"broker{number}.toml"
+            file = self._folder / f"broker{number}.toml"
             file.write_text(config)
             command += ["--config", str(file)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("BROKER_", "MACHINA_"))}
-        environment.update(env or {}, HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path))
+        environment.update(env or {}, HOME=str(self._folder), XDG_RUNTIME_DIR=str(self._folder))
         with open(log, "wb") as stderr:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, env=environment, cwd=tmp_path, start_new_session=True
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                cwd=self._folder,
+                start_new_session=True,
             )
         assert process.stdout is not None
         ready = process.stdout.readline().decode()
         served = Served(process, path, log, ready)
-        running.append(served)
+        self._running.append(served)
         assert ready.startswith("broker ready"), f"{ready!r}\n{log.read_text()}"
         return served
 
-    yield launch
-    for served in running:
-        try:
-            code = served.stop()
-            text = served.log.read_text()
-            assert code in (0, -signal.SIGKILL), f"exit code {code}\n{text}"
-            assert "Traceback" not in text, text
-        finally:
-            with contextlib.suppress(OSError):
-                os.killpg(served.process.pid, signal.SIGKILL)
+    def end(self) -> None:
+        for served in self._running:
+            try:
+                code = served.stop()
+                text = served.log.read_text()
+                assert code in (0, -signal.SIGKILL), f"exit code {code}\n{text}"
+                assert "Traceback" not in text, text
+            finally:
+                with contextlib.suppress(OSError):
+                    os.killpg(served.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts brokers: `start("--plugin", path, config="…", env={…})`."""
+    brokers = Brokers(tmp_path)
+    yield brokers.start
+    brokers.end()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, where: dict[str, str]) -> Iterator[Served]:
+    """One broker with the demo tools, for tests that only talk to it."""
+    brokers = Brokers(tmp_path_factory.mktemp("shared"))
+    yield brokers.start("--plugin", where["demo_plugin"])
+    brokers.end()
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class Lane:
         None where every caller that waits has yet to read the replies that it already has.
         """
         for key, waiting in self._callers.items():
-            if not waiting[0].caller.full():
+            if not waiting[0].caller.full(waiting[0]):
                 break
         else:
             return None

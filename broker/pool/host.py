@@ -50,7 +50,7 @@ class Fence:
     def gone(self) -> bool:
         return False
 
-    def full(self) -> bool:
+    def full(self, work: Work) -> bool:  # noqa: ARG002
         return False
 
 

@@ -105,8 +105,7 @@ static void reading_from_a_pipe_reports_bytes_end_and_errors(void) {
 }
 
 /* Scans `text` with one open tool "T" (index 0) and one closed tool "C" (index 1). */
-static tb_view scan(tb_batch *b, const char *text) {
-    tb_framer *f = tb_framer_new(4096);
+static tb_view scan(tb_framer *f, tb_batch *b, const char *text) {
     tb_tools *tools = tb_tools_new();
     tb_view view;
     tb_tools_put(tools, "T", 1, 0);
@@ -115,13 +114,13 @@ static tb_view scan(tb_batch *b, const char *text) {
     tb_framer_feed(f, text, strlen(text));
     CHECK(tb_scan(f, tools, b, 100, 8, &view) == 0);
     tb_tools_free(tools);
-    tb_framer_free(f);
     return view;
 }
 
 static void rewritten(const char *line, const char *expected) {
+    tb_framer *f = tb_framer_new(4096);
     tb_batch *b = tb_batch_new();
-    const tb_view v = scan(b, line);
+    const tb_view v = scan(f, b, line);
     const int32_t *item = v.items;
     CHECK(v.count == 1 && item[TB_I_PROBLEM] == TB_OK);
     if (!same(v.out + item[TB_I_OUT], (size_t)item[TB_I_OUT_LEN], expected)) {
@@ -129,17 +128,20 @@ static void rewritten(const char *line, const char *expected) {
         fprintf(stderr, "%s became %.*s", line, (int)item[TB_I_OUT_LEN], v.out + item[TB_I_OUT]);
     }
     tb_batch_free(b);
+    tb_framer_free(f);
 }
 
 static void refused(const char *line, int problem, int member) {
+    tb_framer *f = tb_framer_new(4096);
     tb_batch *b = tb_batch_new();
-    const tb_view v = scan(b, line);
+    const tb_view v = scan(f, b, line);
     CHECK(v.count == 1 && v.items[TB_I_KIND] == TB_BAD);
     if (v.items[TB_I_PROBLEM] != problem || v.items[TB_I_MEMBER] != member) {
         failures++;
         fprintf(stderr, "%s: problem %d, member %d\n", line, v.items[TB_I_PROBLEM], v.items[TB_I_MEMBER]);
     }
     tb_batch_free(b);
+    tb_framer_free(f);
 }
 
 #define R "{\"ds_state\":{\"slots\":{}},"
@@ -177,8 +179,9 @@ static void bad_lines_are_told_apart(void) {
 }
 
 static void runs_of_plain_lines_are_one_item(void) {
+    tb_framer *f = tb_framer_new(4096);
     tb_batch *b = tb_batch_new();
-    const tb_view v = scan(b, "{\"aid\":\"T\"}\n{\"aid\":\"T\"}\n{\"aid\":\"T\",\"id\":1}\n{\"aid\":\"T\",\"id\":\"x\"}\n"
+    const tb_view v = scan(f, b, "{\"aid\":\"T\"}\n{\"aid\":\"T\"}\n{\"aid\":\"T\",\"id\":1}\n{\"aid\":\"T\",\"id\":\"x\"}\n"
                               "{\"aid\":\"C\",\"id\":null}\n{\"aid\":\"T\",\"idempotency_key\":\"k\"}\n{\"aid\":\"?\"}\n\n{\"aid\":\"T\"}\n");
     const int32_t *i = v.items;
     CHECK(v.count == 6);
@@ -198,6 +201,7 @@ static void runs_of_plain_lines_are_one_item(void) {
     CHECK(i[TB_I_KIND] == TB_CLOSE);
     CHECK(tb_skip_lines("a\nb\nc", 5, 2) == 4 && tb_skip_lines("a\nb\nc", 5, 9) == 5);
     tb_batch_free(b);
+    tb_framer_free(f);
 }
 
 static void replies_are_checked_counted_and_given_their_ids(void) {

@@ -21,8 +21,8 @@ def output(reply):
     return json.loads(reply["output_json"])
 
 
-def test_a_reply_has_the_members_of_the_seed(demo):
-    with demo.wire() as wire:
+def test_a_reply_has_the_members_of_the_seed(shared):
+    with shared.wire() as wire:
         wire.send(echo(1))
         assert wire.raw() == (
             b'{"ok":true,"status":"OK","output_json":"{\\"n\\": 1}","error":"",'
@@ -31,16 +31,16 @@ def test_a_reply_has_the_members_of_the_seed(demo):
 
 
 @pytest.mark.parametrize("value", [0, -1.5, "x", "ü\n", None, True, [1, {"a": None}], {"a": [1]}, ""])
-def test_any_json_value_is_an_id_and_comes_back_first_and_unchanged(demo, value):
-    with demo.wire() as wire:
+def test_any_json_value_is_an_id_and_comes_back_first_and_unchanged(shared, value):
+    with shared.wire() as wire:
         wire.send(echo(1, id=value))
         line = wire.raw()
     assert line.startswith(b'{"id":' + json.dumps(value).encode() + b",")
     assert json.loads(line)["id"] == value
 
 
-def test_replies_without_id_keep_the_order_of_their_requests(demo):
-    with demo.wire() as wire:
+def test_replies_without_id_keep_the_order_of_their_requests(shared):
+    with shared.wire() as wire:
         wire.send(
             {"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":150}'},
             b"junk\n",
@@ -55,34 +55,34 @@ def test_replies_without_id_keep_the_order_of_their_requests(demo):
     assert output(replies[5]) == {"n": 2}
 
 
-def test_a_reply_with_an_id_may_overtake_and_execution_is_concurrent(demo):
-    with demo.wire() as wire:
+def test_a_reply_with_an_id_may_overtake_and_execution_is_concurrent(shared):
+    with shared.wire() as wire:
         wire.send({"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":400}', "id": "slow"}, echo(1, id="fast"))
         assert [wire.reply()["id"], wire.reply()["id"]] == ["fast", "slow"]
 
 
-def test_mixed_ids_and_order_on_one_connection(demo):
-    with demo.wire() as wire:
+def test_mixed_ids_and_order_on_one_connection(shared):
+    with shared.wire() as wire:
         wire.send(*(echo(n, **({"id": n} if n % 3 else {})) for n in range(300)))
         replies = wire.replies(300)
     assert [output(r)["n"] for r in replies if "id" not in r] == [n for n in range(300) if n % 3 == 0]
     assert all(output(r)["n"] == r["id"] for r in replies if "id" in r)
 
 
-def test_inputs_stand_for_input_json_and_both_are_refused(demo):
-    with demo.wire() as wire:
+def test_inputs_stand_for_input_json_and_both_are_refused(shared):
+    with shared.wire() as wire:
         reply = wire.ask({"aid": ECHO, "inputs": {"text": 'a "quoted" \\ line\n', "x": [1, 2.5, None]}})
         assert output(reply) == {"text": 'a "quoted" \\ line\n', "x": [1, 2.5, None]}
         reply = wire.ask({"aid": ECHO, "inputs": {}, "input_json": "{}", "id": 4})
     assert (reply["id"], reply["type"], reply["status"], reply["ok"]) == (4, "bad_request", "INVALID_PICK", False)
 
 
-def test_input_json_defaults_to_an_empty_object(demo):
-    assert demo.ask({"aid": ECHO})["output_json"] == "{}"
+def test_input_json_defaults_to_an_empty_object(shared):
+    assert shared.ask({"aid": ECHO})["output_json"] == "{}"
 
 
-def test_refusals_have_the_words_of_the_seed(demo):
-    with demo.wire() as wire:
+def test_refusals_have_the_words_of_the_seed(shared):
+    with shared.wire() as wire:
         assert wire.ask(b"nope\n")["error"] == "invalid JSON"
         assert wire.ask({"input_json": "{}"})["error"] == "missing aid"
         reply = wire.ask({"aid": "AID.NO.SUCH.v1"})
@@ -129,8 +129,8 @@ def test_refusals_have_the_words_of_the_seed(demo):
     ],
     ids=lambda line: line[:60].decode("latin-1"),
 )
-def test_a_bad_line_gets_one_clear_refusal_and_the_next_line_works(demo, line):
-    with demo.wire() as wire:
+def test_a_bad_line_gets_one_clear_refusal_and_the_next_line_works(shared, line):
+    with shared.wire() as wire:
         wire.send(line, echo(1))
         refusal = wire.reply()
         assert refusal["ok"] is False
@@ -171,8 +171,8 @@ for line in sys.stdin:
         assert "id" not in wire.ask({"aid": "AID.SPY.v1"})
 
 
-def test_crlf_is_tolerated_and_an_unterminated_last_line_is_a_line(demo):
-    with demo.wire() as wire:
+def test_crlf_is_tolerated_and_an_unterminated_last_line_is_a_line(shared):
+    with shared.wire() as wire:
         wire.send(json.dumps(echo(1)).encode() + b"\r\n", json.dumps(echo(2)).encode())
         assert output(wire.reply()) == {"n": 1}
         wire.socket.shutdown(socket.SHUT_WR)
@@ -181,8 +181,8 @@ def test_crlf_is_tolerated_and_an_unterminated_last_line_is_a_line(demo):
 
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n", None], ids=["empty line", "empty line, CRLF", "half-close"])
-def test_a_graceful_close_sends_what_is_outstanding_first(demo, ending):
-    with demo.wire() as wire:
+def test_a_graceful_close_sends_what_is_outstanding_first(shared, ending):
+    with shared.wire() as wire:
         wire.send({"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":200}'}, echo(1))
         if ending is None:
             wire.socket.shutdown(socket.SHUT_WR)
@@ -192,16 +192,16 @@ def test_a_graceful_close_sends_what_is_outstanding_first(demo, ending):
         assert wire.ended()
 
 
-def test_half_a_line_and_a_hang_up_disturb_nobody(demo):
+def test_half_a_line_and_a_hang_up_disturb_nobody(shared):
     for cut in (1, 10, 30):
-        with demo.wire() as wire:
+        with shared.wire() as wire:
             wire.send(json.dumps(echo(1)).encode()[:cut])
-    with demo.wire() as wire:
+    with shared.wire() as wire:
         wire.send(json.dumps(echo(1)).encode()[:20])
         wire.socket.shutdown(socket.SHUT_WR)
         assert wire.reply()["error"] == "invalid JSON"
         assert wire.ended()
-    assert output(demo.ask(echo(3))) == {"n": 3}
+    assert output(shared.ask(echo(3))) == {"n": 3}
 
 
 def padded(size):
@@ -211,8 +211,8 @@ def padded(size):
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_request_line_may_have_ten_megabytes_and_not_one_byte_more(demo, end):
-    with demo.wire() as wire:
+def test_a_request_line_may_have_ten_megabytes_and_not_one_byte_more(shared, end):
+    with shared.wire() as wire:
         wire.send(padded(10 * MB) + end)
         reply = wire.reply()
         assert reply["status"] in ("OK", "TOOL_ERROR")  # its result may be too large; the request was taken
@@ -225,16 +225,16 @@ def test_a_request_line_may_have_ten_megabytes_and_not_one_byte_more(demo, end):
         assert output(wire.reply()) == {"n": 1}
 
 
-def test_the_refusal_of_an_oversize_line_has_its_id_where_the_id_came_first(demo):
-    with demo.wire() as wire:
+def test_the_refusal_of_an_oversize_line_has_its_id_where_the_id_came_first(shared):
+    with shared.wire() as wire:
         wire.send(b'{"id":"big","aid":"x","pad":"' + b"x" * (10 * MB) + b'"}\n')
         reply = wire.reply()
     assert (reply["id"], reply["type"]) == ("big", "too_large")
 
 
-def test_a_reply_line_may_have_one_megabyte_and_not_one_byte_more(demo):
+def test_a_reply_line_may_have_one_megabyte_and_not_one_byte_more(shared):
     """The reply around BLOB's output has a fixed size, so its line can be made exact."""
-    with demo.wire() as wire:
+    with shared.wire() as wire:
         wire.send({"aid": "AID.DEMO.BLOB.v1", "input_json": '{"bytes":1000}'})
         around = len(wire.raw()) - 1000
         for extra, verdict in ((0, "OK"), (1, "TOOL_ERROR")):
@@ -249,26 +249,26 @@ def test_a_reply_line_may_have_one_megabyte_and_not_one_byte_more(demo):
                 assert "1048576" in reply["error"]
                 assert "limits.reply_bytes" in reply["error"]
             assert output(wire.ask(echo(1))) == {"n": 1}
-    assert demo.counts().get("crash", 0) == 0
+    assert shared.counts().get("crash", 0) == 0
 
 
-def test_inputs_that_outgrow_the_cap_as_input_json_are_refused_and_named(demo):
-    with demo.wire() as wire:
+def test_inputs_that_outgrow_the_cap_as_input_json_are_refused_and_named(shared):
+    with shared.wire() as wire:
         wire.send(b'{"aid":"AID.DEMO.ECHO.v1","inputs":{"x":"' + b'\\"' * (4 * MB) + b'"}}\n')
         reply = wire.reply()
         assert reply["type"] == "too_large"
         assert output(wire.ask(echo(1))) == {"n": 1}
 
 
-def test_depth_is_bounded_at_128_levels(demo):
-    with demo.wire() as wire:
+def test_depth_is_bounded_at_128_levels(shared):
+    with shared.wire() as wire:
         for levels, kind in ((127, "OK"), (128, "INVALID_PICK")):
             wire.send(b'{"aid":"AID.DEMO.ECHO.v1","x":' + b"[" * levels + b"]" * levels + b"}\n")
             assert wire.reply()["status"] == kind
 
 
-def test_a_tool_that_fails_says_so_and_ok_is_false(demo):
-    reply = demo.call("AID.DEMO.FAIL.v1", error="no luck")
+def test_a_tool_that_fails_says_so_and_ok_is_false(shared):
+    reply = shared.call("AID.DEMO.FAIL.v1", error="no luck")
     assert (reply["ok"], reply["status"], reply["error"]) == (False, "TOOL_ERROR", "no luck")
 
 
@@ -282,6 +282,6 @@ def test_tcp_speaks_the_same_lines(start, where):
         assert output(wire.ask(echo(1))) == {"n": 1}
 
 
-def test_operators_words_are_refused_on_the_callers_socket(demo):
+def test_operators_words_are_refused_on_the_callers_socket(shared):
     for aid in ("_status", "_reload"):
-        assert demo.ask({"aid": aid})["type"] == "forbidden"
+        assert shared.ask({"aid": aid})["type"] == "forbidden"

@@ -20,7 +20,7 @@ class Someone:
     def gone(self) -> bool:
         return False
 
-    def full(self) -> bool:
+    def full(self, work) -> bool:  # noqa: ARG002
         return self.stuffed
 
 

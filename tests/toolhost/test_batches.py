@@ -86,7 +86,7 @@ def packets(where: Where, plugin: Path) -> Iterator[tuple[socket.socket, socket.
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
     process = subprocess.Popen(
-        [where["toolhost"], "--serve", plugin], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, env=environment()
+        [str(where["toolhost"]), "--serve", str(plugin)], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, env=environment()
     )
     stdin.close()
     stdout.close()
@@ -115,9 +115,7 @@ def warm_up(requests: socket.socket, writes: socket.socket, request: bytes) -> N
         writes.recv(1 << 20)
 
 
-def all_attempts(
-    requests: socket.socket, writes: socket.socket, batch: bytes, until: list[int]
-) -> list[list[int]]:
+def all_attempts(requests: socket.socket, writes: socket.socket, batch: bytes, until: list[int]) -> list[list[int]]:
     """Sends the batch until it is answered in the expected writes; a busy machine makes quick tools look slow."""
     total = batch.count(b"\n")
     attempts: list[list[int]] = []

@@ -110,7 +110,7 @@ def test_file_write_writes_and_replaces_below_the_work_directory(serve: Serve, t
 
 
 def test_file_write_uses_the_directory_work_by_default(where: dict[str, Path], tmp_path: Path) -> None:
-    command = [where["toolhost"], "--run", where["demo_plugin"], "AID.FILE.WRITE.v1"]
+    command = [str(where["toolhost"]), "--run", str(where["demo_plugin"]), "AID.FILE.WRITE.v1"]
     request = json.dumps({"input_json": json.dumps({"path": "x", "text": "y"})}).encode()
     subprocess.run(command, input=request, cwd=tmp_path, env=environment(), check=True, capture_output=True)
     assert (tmp_path / "work/x").read_text() == "y"

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from .talk import EMPTY_DELTA, Host, demo, fault, replies, serving
 
 Serve = Callable[..., Host]
@@ -85,22 +87,16 @@ def limited(where: Where, plugin: str, megabytes: int) -> list[str]:
     return ["bash", "-c", f"ulimit -v {megabytes * 1024}; exec {where['toolhost']} --serve {where[plugin]}"]
 
 
-def sanitized(where: Where) -> bool:
-    return b"libasan" in subprocess.run(["ldd", where["toolhost"]], capture_output=True).stdout
-
-
+@pytest.mark.usefixtures("limits_hold")
 def test_a_tool_that_runs_out_of_memory_is_an_error_not_a_crash(where: Where) -> None:
-    if sanitized(where):
-        return  # ASan itself needs more than any limit
     with serving(limited(where, "fault_plugin", 300)) as host:
         reply = host.ask(fault("MEMORY", {"mb": 1000}))
         assert (reply["status"], reply["error"]) == ("TOOL_ERROR", "std::bad_alloc")
         assert host.ask(fault("MEMORY", {"mb": 10}))["ok"] is True
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_a_reply_that_memory_has_no_room_for_is_an_error_and_the_state_stays(where: Where) -> None:
-    if sanitized(where):
-        return
     with serving(limited(where, "demo_plugin", 300)) as host:
         host.ask(demo("STATE", {"op": "put", "slot": 1, "value": 1}))
         reply = host.ask(demo("BLOB", {"bytes": 200_000_000}), timeout=30)
@@ -113,11 +109,12 @@ def test_a_reply_that_memory_has_no_room_for_is_an_error_and_the_state_stays(whe
 def test_what_a_tool_prints_goes_to_stderr_and_never_into_a_reply(serve: Serve, where: Where) -> None:
     code, out, err = serve("fault_plugin").finish(fault("STDOUT", {"text": "junk"}) * 2)
     assert (code, len(replies(out)), err.count(b"junk")) == (0, 2, 6)
-    for mode in (["--run", where["fault_plugin"], "AID.FAULT.STDOUT.v1"],):
-        done = subprocess.run(
-            [where["toolhost"], *mode], input=b'{"input_json":"{\\"text\\":\\"junk\\"}"}', capture_output=True
-        )
-        assert json.loads(done.stdout)["ok"] is True
+    done = subprocess.run(
+        [where["toolhost"], "--run", where["fault_plugin"], "AID.FAULT.STDOUT.v1"],
+        input=b'{"input_json":"{\\"text\\":\\"junk\\"}"}',
+        capture_output=True,
+    )
+    assert json.loads(done.stdout)["ok"] is True
 
 
 def test_a_tool_that_reads_stdin_eats_no_request(serve: Serve, build: Callable[..., Path]) -> None:
@@ -166,9 +163,8 @@ def test_a_program_that_a_tool_starts_does_not_inherit_the_protocol(serve: Serve
     assert next(right for left, right in descriptors if left.split()[-1] == "0") == "/dev/null"
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_it_serves_under_machinas_own_limits(where: Where) -> None:
-    if sanitized(where):
-        return
 
     def limits() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (1024 << 20, 1024 << 20))

@@ -303,6 +303,7 @@ def test_whatever_a_tool_throws_is_its_result(
         assert (reply["ok"], reply["status"], reply["error"]) == (False, status, error)
 
 
+@pytest.mark.usefixtures("limits_hold")
 def test_an_allocation_beyond_all_bounds_is_an_error_not_a_crash(build: Build, serve: Serve) -> None:
     host = serve(build(THROWING))
     reply = host.ask(line("AID.THROWS.v1", "huge"))

@@ -88,6 +88,7 @@ class Connection:
         self._outbox = Outbox(self._loop, self._fd, self.abort, self._on_drained)
         self._first_slot: Slot | None = None
         self.last_slot: Slot | None = None
+        self._held = 0  # bytes of replies that wait for those in front of them
         self._unanswered = 0
         self._unanswered_bytes = 0.0
         self._scheduled = False
@@ -309,6 +310,7 @@ class Connection:
                     self._advance()
             else:
                 slot.chunks.append(lines)
+                self._held += len(lines)
         if not self._scheduled:
             self._scheduled = True
             self._core.dirty.append(self)
@@ -320,6 +322,7 @@ class Connection:
             slot = slot.next
             if slot is not None:
                 for chunk in slot.chunks:
+                    self._held -= len(chunk)
                     self._outbox.put(chunk)
                 slot.chunks.clear()
         self._first_slot = slot
@@ -340,7 +343,7 @@ class Connection:
         return (
             self._unanswered >= limits.connection_calls
             or self._unanswered_bytes >= limits.connection_bytes
-            or self._outbox.size > OUTBOX_HIGH
+            or self._outbox.size + self._held > OUTBOX_HIGH
             or (self._unanswered > 0 and self._core.queued_bytes >= limits.queue_bytes)
         )
 
@@ -411,8 +414,11 @@ class Connection:
     def gone(self) -> bool:
         return self.closed
 
-    def full(self) -> bool:
-        return self._outbox.size > OUTBOX_HIGH
+    def full(self, work: Work) -> bool:
+        """Replies that wait for one in front of them hold back everybody's work but that one's."""
+        if self._outbox.size > OUTBOX_HIGH:
+            return True
+        return self._held > OUTBOX_HIGH and work.slot is not None and work.slot is not self._first_slot
 
     def abort(self) -> None:
         """The caller has hung up: what it has waiting is dropped, what runs is finished for nobody."""
