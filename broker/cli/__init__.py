@@ -29,7 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (serve, call, tools, status, reload, where):
         command.add(commands)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # the usage that helps is the subcommand's
+        commands.choices[arguments.command].error(f"unknown: {' '.join(unknown)}")
     try:
         return int(arguments.run(arguments))
     except BrokenPipeError:  # `broker tools | head`

@@ -86,7 +86,11 @@ def packets(where: Where, plugin: Path) -> Iterator[tuple[socket.socket, socket.
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
     process = subprocess.Popen(
-        [str(where["toolhost"]), "--serve", str(plugin)], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, env=environment()
+        [str(where["toolhost"]), "--serve", str(plugin)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
     )
     stdin.close()
     stdout.close()

@@ -33,8 +33,8 @@ def ends(pid: int, within: float) -> bool:
 
 
 def test_no_fault_tool_is_pure_or_needs_a_lease(where: Where) -> None:
-    for command in [[where["toolhost"], "--list", where["fault_plugin"]], [where["fault_toolhost"], "--list"],
-                    [where["fault_toolhost"], "--list", "any.so"]]:  # fmt: skip
+    toolhost, plugin, faults = (str(where[name]) for name in ("toolhost", "fault_plugin", "fault_toolhost"))
+    for command in [toolhost, "--list", plugin], [faults, "--list"], [faults, "--list", "any.so"]:
         tools = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["tools"]
         assert len(tools) == 8
         assert all(tool["aid"].startswith("AID.FAULT.") for tool in tools)

@@ -53,8 +53,8 @@ def test_issuing_answers_in_exactly_this_shape(host: Host) -> None:
 
 
 def test_without_a_token_the_refusal_names_tier_and_tool(host: Host) -> None:
-    for nothing in [{}, {"_lease_token": ""}, {"_lease_token": 7}]:
-        host.send(write(**nothing))
+    for request in [write(), write(_lease_token=""), write(_lease_token=7)]:
+        host.send(request)
         assert host.raw_line() == b'{"ok":false,"error":"lease_required","tier":1,"aid":"AID.FILE.WRITE.v1"}\n'
 
 
