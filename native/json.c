@@ -6,18 +6,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-int json_space(json_reader *r) {
-    const char *p = r->p, *end = r->end;
-    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n')) p++;
-    r->p = p;
-    return 1;
-}
-
-/* Eight bytes at once: a set high bit marks a quote, a backslash, a control character or a byte beyond ASCII. */
+/* Eight bytes at once: a set high bit marks a quote, a backslash, a control character or a byte beyond ASCII. Borrows
+ * may mark bytes above a marked one, so only the lowest mark is to be believed. */
 static uint64_t special(uint64_t v) {
     const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
     const uint64_t quote = v ^ (ones * '"'), back = v ^ (ones * '\\');
     return (((quote - ones) & ~quote) | ((back - ones) & ~back) | (v - ones * 0x20) | v) & high;
+}
+
+/* The first byte from p on that a string cannot just contain; some byte before it near the end of the line. */
+static const char *plain_run(const char *p, const char *end) {
+    while (end - p >= 8) {
+        uint64_t eight;
+        memcpy(&eight, p, 8);
+        const uint64_t marks = special(eight);
+        if (!marks) {
+            p += 8;
+            continue;
+        }
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        p += __builtin_ctzll(marks) >> 3;
+#endif
+        break;
+    }
+    return p;
 }
 
 static int hex4(const char *p, unsigned *out) {
@@ -75,12 +87,7 @@ int json_string(json_reader *r, int *escaped) {
     const char *p = r->p + 1, *end = r->end;
     *escaped = 0;
     for (;;) {
-        uint64_t eight;
-        while (end - p >= 8) {
-            memcpy(&eight, p, 8);
-            if (special(eight)) break;
-            p += 8;
-        }
+        p = plain_run(p, end);
         if (p >= end) return 0;
         const unsigned char c = (unsigned char)*p;
         if (c == '"') {

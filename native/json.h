@@ -14,9 +14,15 @@ typedef struct {
 } json_reader;
 
 /* Each moves `p` behind what it read and returns 1, or returns 0 where the text is not JSON. */
-int json_space(json_reader *r);           /* always 1 */
 int json_string(json_reader *r, int *escaped); /* at the opening quote */
-int json_value(json_reader *r, int depth); /* any value; `depth` levels are open around it */
+int json_value(json_reader *r, int depth);     /* any value; `depth` levels are open around it */
+
+static inline int json_space(json_reader *r) { /* always 1 */
+    const char *p = r->p, *end = r->end;
+    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n')) p++;
+    r->p = p;
+    return 1;
+}
 
 /* Decodes a checked string's inside into `out` (which has room for `len` bytes); the decoded length. */
 size_t json_unescape(const char *text, size_t len, char *out);

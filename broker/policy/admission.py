@@ -41,10 +41,9 @@ class Lane:
 
         None where every caller that waits has yet to read the replies that it already has.
         """
-        for key, waiting in self._callers.items():
-            if not waiting[0].caller.full(waiting[0]):
-                break
-        else:
+        ready = (item for item in self._callers.items() if not item[1][0].caller.full(item[1][0]))
+        key, waiting = next(ready, (None, None))
+        if waiting is None:
             return None
         work = waiting[0]
         if work.count > room:

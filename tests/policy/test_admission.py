@@ -102,8 +102,8 @@ TestWaiting.settings = settings(max_examples=150, deadline=None)
 
 def test_a_flood_costs_another_caller_one_turn():
     queue = Queue()
-    queue.push(work(TOOLS[0], CALLERS[0], 0, 1000), 1.0)
-    queue.push(work(TOOLS[0], CALLERS[1], 5000, 1), 2.0)
+    queue.push(work(TOOLS[0], Someone("a"), 0, 1000), 1.0)
+    queue.push(work(TOOLS[0], Someone("b"), 5000, 1), 2.0)
     lane = next(iter(queue))
     turns = [lane.pop(10) for _ in range(3)]
     assert [piece.caller.principal for piece in turns] == ["a", "b", "a"]

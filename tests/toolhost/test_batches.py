@@ -87,8 +87,8 @@ def packets(where: Where, plugin: Path) -> Iterator[tuple[socket.socket, socket.
             end.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
     process = subprocess.Popen(
         [str(where["toolhost"]), "--serve", str(plugin)],
-        stdin=stdin,
-        stdout=stdout,
+        stdin=stdin.fileno(),
+        stdout=stdout.fileno(),
         stderr=subprocess.DEVNULL,
         env=environment(),
     )

@@ -216,7 +216,7 @@ def test_it_serves_over_non_blocking_sockets(where: Where) -> None:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     command = [str(where["toolhost"]), "--serve", str(where["demo_plugin"])]
-    with ours, subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment()) as process:
+    with ours, subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment()) as process:
         theirs.close()
         request = demo("BLOB", {"bytes": 500_000})
 

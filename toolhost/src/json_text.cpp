@@ -111,8 +111,7 @@ char* escape_block(const char*& from, const char* block_end, const char* end, ch
 
 }  // namespace
 
-void append_json_string(Text& out, std::string_view s) {
-    if (s.empty()) return out.append("\"\"");
+void append_nonempty_json_string(Text& out, std::string_view s) {
     const char* p = s.data();
     const char* const end = p + s.size();
     bool first = true;

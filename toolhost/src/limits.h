@@ -12,7 +12,7 @@ constexpr std::size_t kMaxRequestBytes = 10'485'760;
 constexpr std::size_t kSplicedBytes = 4096;
 constexpr unsigned kMaxNesting = 128;
 
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kReadBytes = 256 * 1024;
 constexpr std::size_t kHeldBytes = 64 * 1024;
 
 // Buffers that grew beyond this for one large line give their memory back after it.

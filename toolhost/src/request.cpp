@@ -71,6 +71,8 @@ private:
 
 }  // namespace
 
+RequestReader::RequestReader() { yyjson_alc_pool_init(&pool_allocator_, pool_, sizeof pool_); }
+
 yyjson_doc* RequestReader::parse(Line line, yyjson_read_err& error) {
     // yyjson wants zeros behind its input, and there the next line may begin.
     char* const behind = line.data + line.size;
@@ -78,10 +80,8 @@ yyjson_doc* RequestReader::parse(Line line, yyjson_read_err& error) {
     std::memcpy(kept, behind, sizeof kept);
     std::memset(behind, 0, sizeof kept);
 
-    yyjson_alc pool;
-    const bool fits = yyjson_read_max_memory_usage(line.size, kFlags) <= sizeof pool_ &&
-                      yyjson_alc_pool_init(&pool, pool_, sizeof pool_);
-    yyjson_doc* doc = yyjson_read_opts(line.data, line.size, kFlags, fits ? &pool : nullptr, &error);
+    const bool fits = yyjson_read_max_memory_usage(line.size, kFlags) < sizeof pool_;
+    yyjson_doc* doc = yyjson_read_opts(line.data, line.size, kFlags, fits ? &pool_allocator_ : nullptr, &error);
     std::memcpy(behind, kept, sizeof kept);
     return doc;
 }

@@ -32,7 +32,7 @@ struct Request {
 
 class RequestReader {
 public:
-    RequestReader() = default;
+    RequestReader();
     ~RequestReader() { release(); }
     RequestReader(const RequestReader&) = delete;
     RequestReader& operator=(const RequestReader&) = delete;
@@ -47,6 +47,7 @@ private:
     void release();
 
     yyjson_doc* doc_ = nullptr;
+    yyjson_alc pool_allocator_;
     Refusal refusal_;
     alignas(16) char pool_[256 * 1024];  // enough for the JSON values of an ordinary line; longer ones use malloc
 };

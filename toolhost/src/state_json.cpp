@@ -37,7 +37,7 @@ Artifact artifact_of(yyjson_val* object) {
 }
 
 void set_slots(DSState& state, yyjson_val* slots) {
-    if (!yyjson_is_obj(slots) || yyjson_obj_size(slots) == 0) return;
+    if (!yyjson_is_obj(slots)) return;
     yyjson_val *key, *value;
     std::size_t i, n;
     yyjson_obj_foreach(slots, i, n, key, value) {
@@ -86,17 +86,12 @@ void append_slot(Text& out, bool first, unsigned slot, const Artifact& artifact)
 
 void apply_state(DSState& state, yyjson_val* ds_state) {
     if (!yyjson_is_obj(ds_state)) return;
-    yyjson_val *slots = nullptr, *removed = nullptr, *name, *value;
-    bool delta = false;
-    std::size_t i, n;
-    yyjson_obj_foreach(ds_state, i, n, name, value) {
-        if (yyjson_equals_str(name, "slots")) slots = value;
-        else if (yyjson_equals_str(name, "delta")) delta = yyjson_is_true(value);
-        else if (yyjson_equals_str(name, "removed_slots")) removed = value;
-    }
-    if (!delta && !state.slots.empty()) state.slots.clear();
+    yyjson_val* slots = yyjson_obj_get(ds_state, "slots");
+    if (state.slots.empty() && yyjson_obj_size(slots) == 0) return;  // most calls: nothing to replace, set or erase
+    const bool delta = yyjson_is_true(yyjson_obj_get(ds_state, "delta"));
+    if (!delta) state.slots.clear();
     set_slots(state, slots);
-    if (delta) erase_slots(state, removed);
+    if (delta) erase_slots(state, yyjson_obj_get(ds_state, "removed_slots"));
 }
 
 void append_state(Text& out, const DSState& state) {
