@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,6 +180,25 @@ def test_replies_do_not_wait_while_many_calls_run(where: Where) -> None:
         warm_up(requests, writes, demo("ECHO"))
         requests.send(demo("ECHO") + demo("BLOB", {"bytes": 300_000}) * 50 + demo("ECHO"))
         assert writes.recv(1 << 20).count(b"\n") <= 2
+
+
+def writes_for_a_slow_reader(host: Host, calls: int) -> int:
+    sender = threading.Thread(target=host.send, args=(demo("ECHO") * calls,))
+    sender.start()
+    assert host.process.stdout
+    received = 0
+    while received < calls:
+        time.sleep(0.001)
+        received += os.read(host.process.stdout.fileno(), 16_384).count(b"\n")
+    sender.join()
+    counters = Path(f"/proc/{host.process.pid}/io").read_text().splitlines()
+    return next(int(row.split()[1]) for row in counters if row.startswith("syscw"))
+
+
+@pytest.mark.usefixtures("limits_hold")
+def test_a_slow_reader_does_not_make_quick_tools_look_slow(serve: Serve) -> None:
+    attempts = [writes_for_a_slow_reader(serve(), 20_000) for _ in range(3)]
+    assert min(attempts) < 250  # some 40 when nothing else runs, hundreds if waiting for the reader counted
 
 
 def test_a_large_reply_does_not_overtake_held_ones(serve: Serve) -> None:

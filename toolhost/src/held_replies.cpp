@@ -60,13 +60,13 @@ HeldReplies::HeldReplies(int fd) {
 
 bool HeldReplies::empty() const { return held.size.load(std::memory_order_relaxed) == 0; }
 
+bool HeldReplies::has_room_for(std::string_view line) const {
+    return line.size() <= kHeldBytes - held.size.load(std::memory_order_relaxed);
+}
+
 bool HeldReplies::add(std::string_view line) {
-    std::size_t size = held.size.load(std::memory_order_relaxed);
-    if (line.size() > kHeldBytes - size) {
-        if (!flush()) return false;
-        if (line.size() > kHeldBytes) return write_all(held.fd, line);
-        size = 0;
-    }
+    if (!has_room_for(line)) return flush() && write_all(held.fd, line);
+    const std::size_t size = held.size.load(std::memory_order_relaxed);
     std::memcpy(held.bytes + size, line.data(), line.size());
     held.size.store(size + line.size(), std::memory_order_release);
     return true;

@@ -15,8 +15,9 @@ public:
     explicit HeldReplies(int fd);
 
     bool empty() const;
+    bool has_room_for(std::string_view line) const;
 
-    // Both are false once the reader is gone. `line` has its line end.
+    // False once the reader is gone. `line` has its line end; without room it is written at once, behind what is held.
     bool add(std::string_view line);
     bool flush();
 };

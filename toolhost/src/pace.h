@@ -11,7 +11,7 @@ namespace toolhost {
 
 class Pace {
 public:
-    // Before and after waiting for input, which is nobody's time.
+    // Before and after waiting for whoever sends and reads, which is no tool's time.
     void sleeps() { look(); }
     void wakes() { last_look_ns_ = now_ns(); }
 

@@ -24,7 +24,7 @@ public:
     // Until an empty line, the end of input, or a reader who is gone.
     void run() {
         while (step()) continue;
-        replies_.flush();
+        flush();
     }
 
 private:
@@ -32,6 +32,7 @@ private:
     bool answer(Line line);
     bool call(Tool& tool, const Request& request);
     bool send(bool hold);
+    bool flush();
 
     ToolTable& tools_;
     HeldReplies& replies_;
@@ -53,7 +54,7 @@ bool Server::step() {
             reply_.append("\n");
             return send(true);
         case LineReader::Next::NeedMore:
-            if (!replies_.flush()) return false;
+            if (!flush()) return false;
             pace_.sleeps();
             lines_.fill();
             pace_.wakes();
@@ -94,15 +95,24 @@ bool Server::answer(Line line) {
 }
 
 bool Server::call(Tool& tool, const Request& request) {
-    if (!pace_.may_wait_for(tool) && !replies_.flush()) return false;
+    if (!pace_.may_wait_for(tool) && !flush()) return false;
     session_.call(tool, request, reply_);
     pace_.done();
     return true;
 }
 
 bool Server::send(bool hold) {
+    if (!replies_.has_room_for(reply_.view()) && !flush()) return false;
     if (replies_.empty()) pace_.holding();
-    return replies_.add(reply_.view()) && (hold || replies_.flush());
+    return replies_.add(reply_.view()) && (hold || flush());
+}
+
+bool Server::flush() {
+    if (replies_.empty()) return true;
+    pace_.sleeps();  // a reader that is slow to make room makes no tool slow
+    const bool read = replies_.flush();
+    pace_.wakes();
+    return read;
 }
 
 }  // namespace

@@ -1,0 +1,137 @@
+"""Single-use permission for tools that can do harm. Pure; the clock is an argument."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ANY = "*"
+LEAST_SECONDS, MOST_SECONDS, USUAL_SECONDS = 1.0, 300.0, 10.0
+MOST_LEASES = 4096
+
+EXECUTES = ("exec", "network", "process")
+WRITES = ("write", "append", "delete", "create")
+
+
+def tier_of(aid: str, side_effects: Sequence[str]) -> int:
+    """0 safe, 1 writes, 2 shell, network, process, 3 plugin loading: the first rule that fits."""
+    if "GENESIS" in aid:
+        return 3
+    if "SHELL" in aid or "NET.HTTP" in aid or _any(EXECUTES, side_effects):
+        return 2
+    if _any(WRITES, side_effects) or any(part in aid for part in ("FILE.WRITE", "MEMORY.APPEND", "VECDB.UPSERT")):
+        return 1
+    return 0
+
+
+def _any(words: Sequence[str], side_effects: Sequence[str]) -> bool:
+    return any(word in effect for word in words for effect in side_effects)
+
+
+def fingerprint(token: str) -> str:
+    """What logs may show of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+class Lease:
+    __slots__ = ("expires", "fingerprint", "issuer", "spent", "tier", "token", "tool")
+
+    def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str) -> None:
+        self.token = token
+        self.fingerprint = fingerprint(token)
+        self.tool = tool
+        self.tier = tier
+        self.expires = expires
+        self.issuer = issuer
+        self.spent = False  # reserved by a call, or used
+
+
+class Counts(NamedTuple):
+    active: int
+    issued: int
+    consumed: int
+    rejected: int
+
+
+class TooMany(Exception):
+    """The table is full of leases that are alive."""
+
+
+class Leases:
+    def __init__(self, most: int = MOST_LEASES) -> None:
+        self._most = most
+        self._by_digest: OrderedDict[bytes, Lease] = OrderedDict()
+        self._issued = self._consumed = self._rejected = 0
+
+    def issue(self, tool: str, tier: int, seconds: float | None, issuer: str, now: float) -> Lease:
+        seconds = USUAL_SECONDS if seconds is None else min(MOST_SECONDS, max(LEAST_SECONDS, seconds))
+        self._make_room(now)
+        lease = Lease(f"lease_{secrets.token_hex(16)}", tool, tier, now + seconds, issuer)
+        self._by_digest[_digest(lease.token)] = lease
+        self._issued += 1
+        return lease
+
+    def reserve(self, token: str, tool: str, tier: int, now: float) -> Lease | str:
+        """The lease, now nobody else's; or the reason why it does not open this tool."""
+        lease = self._by_digest.get(_digest(token))
+        reason = ""
+        if lease is None or not hmac.compare_digest(lease.token.encode(), token.encode()):
+            reason = "lease not found"
+        elif lease.spent:
+            reason = "lease already consumed"
+        elif lease.expires <= now:
+            reason = "lease expired"
+        elif lease.tool not in (ANY, tool):
+            reason = f"lease tool mismatch: expected={lease.tool} got={tool}"
+        elif lease.tier < tier:
+            reason = "lease tier too low"
+        if reason:
+            self._rejected += 1
+            return reason
+        assert lease is not None
+        lease.spent = True
+        return lease
+
+    def use(self, lease: Lease) -> None:
+        """The call has been handed over: the lease is gone for good."""
+        self._consumed += 1
+        lease.spent = True
+
+    def give_back(self, lease: Lease) -> None:
+        """The call never ran: the lease can be used, until it expires."""
+        lease.spent = False
+
+    def revoke(self, name: str) -> Lease | None:
+        """By token or fingerprint."""
+        for digest, lease in self._by_digest.items():
+            if hmac.compare_digest(lease.fingerprint, name) or hmac.compare_digest(lease.token, name):
+                del self._by_digest[digest]
+                return lease
+        return None
+
+    def gc(self, now: float) -> Counts:
+        for digest in [digest for digest, lease in self._by_digest.items() if lease.expires <= now]:
+            del self._by_digest[digest]
+        return Counts(len(self.alive(now)), self._issued, self._consumed, self._rejected)
+
+    def alive(self, now: float) -> list[Lease]:
+        return [lease for lease in self._by_digest.values() if lease.expires > now and not lease.spent]
+
+    def _make_room(self, now: float) -> None:
+        if len(self._by_digest) < self._most:
+            return
+        self.gc(now)
+        for digest in [digest for digest, lease in self._by_digest.items() if lease.spent]:
+            if len(self._by_digest) < self._most:
+                return
+            del self._by_digest[digest]
+        if len(self._by_digest) >= self._most:
+            raise TooMany
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
