@@ -79,15 +79,64 @@ class Toolhost(Struct, forbid_unknown_fields=True, kw_only=True):
     rerun: list[str] = []  # tools (globs) that are safe to run again when their toolhost died
 
 
+class Idempotency(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[idempotency]: how long, and how many, results under a key are kept."""
+
+    ttl_seconds: Seconds = 60.0
+    entries: Positive = 1024
+    bytes: Positive = 64 * MB
+
+
+class Lease(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[lease]: tools above tier 0 need a single-use token; every issue, use and rejection is written down."""
+
+    enforce: bool = False
+    audit: str = ""  # the audit log's file; empty: the default, in this user's state directory
+
+
+class Breaker(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[breaker]: when a tool whose toolhosts fail is left alone, and for how long."""
+
+    in_a_row: Positive = 5
+    least_calls: Positive = 10
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    window_seconds: Seconds = 60.0
+    open_seconds: Seconds = 30.0
+    max_open_seconds: Seconds = 300.0
+    count_tool_errors: list[str] = []  # tools (globs) whose own errors count, too
+
+
+class Principal(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[principal]]: what one caller may do. Whoever is not named here may call everything, and is no operator."""
+
+    name: str  # uid:1000, token:ci, http:anonymous …
+    tools: tuple[str, ...] = ("*",)
+    tiers: tuple[Annotated[int, Meta(ge=0, le=3)], ...] = (0, 1, 2, 3)
+    operator: bool = False
+
+
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     server: Server = msgspec.field(default_factory=Server)
     limits: Limits = msgspec.field(default_factory=Limits)
+    idempotency: Idempotency = msgspec.field(default_factory=Idempotency)
+    lease: Lease = msgspec.field(default_factory=Lease)
+    breaker: Breaker = msgspec.field(default_factory=Breaker)
+    principal: list[Principal] = msgspec.field(default_factory=list)
     toolhost: list[Toolhost] = msgspec.field(default_factory=list)
 
+
+TABLES: dict[str, type[Struct]] = {
+    "server": Server,
+    "limits": Limits,
+    "idempotency": Idempotency,
+    "lease": Lease,
+    "breaker": Breaker,
+}
 
 # What Machina's users have in their environment, and which setting it is here.
 MACHINA = {
     "MACHINA_BROKER_SOCKET": ("server", "socket"),
+    "MACHINA_LEASE_ENFORCE": ("lease", "enforce"),
     "MACHINA_TOOLHOST_TIMEOUT": ("limits", "timeout_seconds"),
     "MACHINA_TOOLHOST_RLIMIT_AS_MB": ("limits", "rlimit_as_mb"),
     "MACHINA_TOOLHOST_RLIMIT_FSIZE_MB": ("limits", "rlimit_fsize_mb"),
@@ -127,7 +176,7 @@ def load(file: str | Path | None, flags: Mapping[tuple[str, str], Any], environ:
     for name, (section, key) in MACHINA.items():
         if environ.get(name):
             _set(tree, origins, section, key, environ[name], name)
-    for section, kind in (("server", Server), ("limits", Limits)):
+    for section, kind in TABLES.items():
         for name, value in environ.items():
             if name.startswith(prefix := f"BROKER_{section.upper()}_"):
                 key = name[len(prefix) :].lower()
@@ -179,7 +228,7 @@ def _alternatives(kind: type[Struct], key: str) -> str:
     return f"did you mean `{near[0]}`?" if near else "there are: " + ", ".join(kind.__struct_fields__)
 
 
-_SECTIONS: dict[str, type[Struct]] = {"server": Server, "limits": Limits, "toolhost": Toolhost}
+_SECTIONS: dict[str, type[Struct]] = {**TABLES, "toolhost": Toolhost, "principal": Principal}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
@@ -207,7 +256,7 @@ def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]
 def _from_text(tree: dict[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
     """Values from the environment are text: reads them as what the setting is."""
     converted = dict(tree)
-    for section in ("server", "limits"):
+    for section in TABLES:
         table = converted.get(section)
         if isinstance(table, dict):
             kind = _SECTIONS[section]
@@ -230,6 +279,8 @@ def _from_text(tree: dict[str, Any], origins: Mapping[str, str]) -> dict[str, An
 
 
 def _parse(value: str, kind: Any, origin: str) -> Any:
+    if kind is bool and origin == "MACHINA_LEASE_ENFORCE":
+        return value in ("1", "true")  # as Machina reads it: anything else is off
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -1,17 +1,26 @@
-"""The only place where a call meets policy and a runtime. No I/O: it admits, hands over, and settles."""
+"""The only place where a call meets policy and a runtime. No I/O: it admits, hands over, and settles.
+
+Gates, in this order: rights, caps, schema, idempotency, breaker, lease, queue. A call that passed any but the last
+carries a ticket, which is its sink: it settles what the gates have lent, then passes the answer on.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import msgspec
 
 from broker import errors
-from broker.config import Limits
-from broker.errors import Fault, Refusal
-from broker.model import Caller, Sink, Tool, Work
+from broker.config import Config
+from broker.errors import Refusal
+from broker.model import HUNG_UP, Caller, Sink, Tool, Work
+from broker.observe.audit import Audit
 from broker.policy import sessions
+from broker.policy.breaker import State
+from broker.policy.idempotency import Cache, Entry, key_of
+from broker.policy.leases import Lease, Leases
 from broker.policy.sessions import BadState, Session, Sessions
 from broker.registry import Registry
 
@@ -25,15 +34,31 @@ class Call(msgspec.Struct):
     lines: bytes  # the toolhost's line, without `ds_state` where the caller sent one
     ids: bytes | None
     timeout: float
+    slot: object = None  # the sink's: its place in the order of replies
+    key: str = ""
+    lease: str = ""
     ds_state: bytes | None = None
     session: Hashable = None
 
 
+class Follower(NamedTuple):
+    """A duplicate of a call under way, that waits for its answer."""
+
+    caller: Caller
+    sink: Sink
+    work: Work
+
+
 class Dispatcher:
-    def __init__(self, registry: Registry, limits: Limits) -> None:
+    def __init__(self, registry: Registry, settings: Config, audit: Audit) -> None:
         self.registry = registry
-        self.limits = limits
+        self.limits = settings.limits
+        self.enforce_leases = settings.lease.enforce
+        self.audit = audit
+        limits, kept = settings.limits, settings.idempotency
         self.sessions = Sessions(limits.sessions, limits.session_bytes, limits.session_idle_seconds)
+        self.cache = Cache(kept.ttl_seconds, kept.entries, kept.bytes)
+        self.leases = Leases()
         self.draining = False
 
     def timeout(self, tool: Tool, asked_ms: int | None) -> float:
@@ -51,92 +76,251 @@ class Dispatcher:
         """A run of plain calls, admitted as one. The caller submits it to the tool's runtime."""
         return Work(tool, lines, count, ids, caller, sink, self.timeout(tool, None))
 
-    def admit(self, call: Call, caller: Caller, sink: Sink, slot: object, now: float) -> Refusal | None:
-        """Starts one call, now or when its session's turn comes; or says why not, and nothing has changed."""
+    # --- one call ---------------------------------------------------------------------------------------------------
+
+    def admit(self, call: Call, caller: Caller, sink: Sink, now: float) -> Refusal | None:
+        """Answers from the cache, or starts the call, now or in its turn; or says why not, and nothing has changed."""
+        tool = call.tool
+        if not caller.rights.allow(tool):
+            return Refusal(errors.FORBIDDEN, f"{caller.principal} may not call {tool.name} (see [[principal]])")
         if len(call.lines) > self.limits.request_bytes + SPLICE_ROOM:
             return self.too_large("the call, written as a toolhost reads it,")
-        if call.ds_state is None:
-            work = Work(call.tool, call.lines, 1, call.ids, caller, sink, call.timeout)
-            work.slot = slot
-            call.tool.runtime.submit(work, now)
+        state = None
+        if call.ds_state is not None:
+            try:
+                state = sessions.read(call.ds_state)
+            except BadState as error:
+                return Refusal(errors.BAD_REQUEST, str(error))
+        ticket = Ticket(self, call, caller, sink, state)
+        if call.key:
+            key = key_of(caller.principal, tool.name, call.key)
+            entry = self.cache.find(key, now)
+            if entry is not None:
+                self._duplicate(entry, call, caller, sink)
+                return None
+            ticket.key = key
+        refusal = self._breaker(ticket, now) or self._lease(ticket, now)
+        if refusal is None:
+            refusal = ticket.begin(now)
+        if refusal is not None:
+            ticket.hand_back()
+        return refusal
+
+    def _duplicate(self, entry: Entry, call: Call, caller: Caller, sink: Sink) -> None:
+        """One execution, N replies: this one waits for the first, or repeats it."""
+        self.cache.hits += 1
+        work = Work(call.tool, b"", 1, call.ids, caller, sink, 0.0)
+        work.slot = call.slot
+        if entry.until:
+            sink.deliver(work, entry.hit(call.ids), 1)
+        else:
+            entry.waiting.append(Follower(caller, sink, work))
+
+    def _breaker(self, ticket: Ticket, now: float) -> Refusal | None:
+        tool = ticket.call.tool
+        if tool.breaker.state is State.CLOSED:
             return None
-        try:
-            state = sessions.read(call.ds_state)
-        except BadState as error:
-            return Refusal(errors.BAD_REQUEST, str(error))
-        session = self.sessions.get(call.session, now)
-        ticket = StateTicket(self, session, call, caller, sink, slot, state)
-        if session.busy or session.waiting:
-            session.waiting.append(ticket.start)
+        if tool.breaker.may_probe(now):
+            ticket.probe = True
             return None
-        return ticket.begin(now)
+        return self.breaker_open(tool, now)
+
+    def breaker_open(self, tool: Tool, now: float) -> Refusal:
+        wait = tool.breaker.wait(now)
+        return Refusal(
+            errors.BREAKER_OPEN,
+            f"{tool.name} has failed too often, last: {tool.breaker.last_reason}",
+            retry_after=max(1, round(wait)),
+            next_probe_ms=round(wait * 1000),
+        )
+
+    def _lease(self, ticket: Ticket, now: float) -> Refusal | None:
+        call = ticket.call
+        tool = call.tool
+        if not self.enforce_leases or not tool.tier:
+            return None
+        if not call.lease:
+            return Refusal(errors.LEASE_REQUIRED, "lease_required", tier=tool.tier)
+        lease = self.leases.reserve(call.lease, tool.name, tool.tier, now)
+        if isinstance(lease, str):
+            self.audit.write("lease_rejected", ticket.caller.principal, tool.name, tool.tier, call.lease, reason=lease)
+            return Refusal(errors.LEASE_REJECTED, "lease_rejected", reason=lease)
+        ticket.lease = lease
+        return None
 
     def too_large(self, what: str) -> Refusal:
         return Refusal(errors.TOO_LARGE, f"{what} is over {self.limits.request_bytes} bytes (limits.request_bytes)")
+
+    # --- what happens elsewhere -------------------------------------------------------------------------------------
+
+    def tripped(self, tool: Tool) -> None:
+        """A breaker has opened: whatever waits for the tool is answered at once."""
+        self.registry.gate(tool)
+        tool.runtime.refuse_tool(tool.index, self.breaker_open(tool, time.monotonic()))
+
+    def reset_breaker(self, tool: Tool) -> None:
+        tool.breaker.reset()
+        self.registry.gate(tool)
 
     def hung_up(self, key: Hashable) -> None:
         """A connection's own state goes with it."""
         self.sessions.drop(key)
 
+    def expire(self, now: float) -> None:
+        self.sessions.expire(now)
+        self.cache.expire(now)
 
-class StateTicket:
-    """A call that uses its session's state: it has the session to itself until it is answered."""
 
-    __slots__ = ("_call", "_caller", "_dispatcher", "_session", "_sink", "_slot", "_slots", "_state")
+class Ticket:
+    """What the gates lent to one call: a key, the probe of a breaker, a lease, a session. Each is settled once."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_session",
+        "_sink",
+        "_slots",
+        "_state",
+        "call",
+        "caller",
+        "entry",
+        "key",
+        "lease",
+        "probe",
+    )
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        session: Session,
-        call: Call,
-        caller: Caller,
-        sink: Sink,
-        slot: object,
-        state: sessions.State,
+        self, dispatcher: Dispatcher, call: Call, caller: Caller, sink: Sink, state: sessions.State | None
     ) -> None:
         self._dispatcher = dispatcher
-        self._session = session
-        self._call = call
-        self._caller = caller
         self._sink = sink
-        self._slot = slot
         self._state = state
+        self._session: Session | None = None
         self._slots: sessions.Slots = {}
+        self.call = call
+        self.caller = caller
+        self.key: Hashable = None
+        self.entry: Entry | None = None
+        self.lease: Lease | None = None
+        self.probe = False
+
+    # --- start ------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> Refusal | None:
-        call = self._call
-        self._slots = sessions.applied(self._session.slots, self._state)
-        lines = b"{" + sessions.written(self._slots) + b"," + call.lines[1:]
+        """All gates are passed: to the queue, or first to its session's."""
+        if self.key is not None:
+            self.entry = self._dispatcher.cache.begin(self.key)
+        if self._state is None:
+            self._submit(self.call.lines, now)
+            return None
+        session = self._dispatcher.sessions.get(self.call.session, now)
+        if session.busy or session.waiting:
+            session.waiting.append(self._in_turn)
+            return None
+        return self._with(session, now)
+
+    def _with(self, session: Session, now: float) -> Refusal | None:
+        assert self._state is not None
+        self._slots = sessions.applied(session.slots, self._state)
+        lines = b"{" + sessions.written(self._slots) + b"," + self.call.lines[1:]
         if len(lines) > self._dispatcher.limits.request_bytes + SPLICE_ROOM:
             return self._dispatcher.too_large("the call with its session's state")
-        self._session.busy = True
-        work = Work(call.tool, lines, 1, call.ids, self._caller, self, call.timeout)
-        work.slot = self._slot
-        call.tool.runtime.submit(work, now)
+        session.busy = True
+        self._session = session
+        self._submit(lines, now)
         return None
 
-    def start(self, now: float) -> None:
-        """Its turn has come."""
-        if self._caller.gone():
-            return
-        refusal = self.begin(now)
+    def _in_turn(self, now: float) -> None:
+        """The session is free for this call."""
+        session = self._dispatcher.sessions.get(self.call.session, now)
+        refusal = HUNG_UP if self.caller.gone() and not self._awaited() else self._with(session, now)
         if refusal is not None:
-            work = Work(self._call.tool, b"", 1, self._call.ids, self._caller, self._sink, 0.0)
-            work.slot = self._slot
-            self._sink.refuse(work, refusal)
+            self.refuse(self._work(b""), refusal)
+
+    def _awaited(self) -> bool:
+        return self.entry is not None and bool(self.entry.waiting)
+
+    def _work(self, lines: bytes) -> Work:
+        lent = self.entry is not None or self.probe or self.lease is not None or self._session is not None
+        sink = self if lent else self._sink
+        work = Work(self.call.tool, lines, 1, self.call.ids, self.caller, sink, self.call.timeout)
+        work.slot = self.call.slot
+        return work
+
+    def _submit(self, lines: bytes, now: float) -> None:
+        self.call.tool.runtime.submit(self._work(lines), now)
+
+    # --- end --------------------------------------------------------------------------------------------------------
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
-        self._end(sessions.after_reply(self._slots, lines))
+        now = time.monotonic()
+        if self._session is not None:
+            self._leave(sessions.after_reply(self._slots, lines), now)
+        if self.probe:
+            self.call.tool.breaker.probe_passed()
+            self._dispatcher.registry.gate(self.call.tool)
+        self._spend()
+        if self.entry is not None:
+            self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
         self._sink.deliver(work, lines, count)
 
     def refuse(self, work: Work, refusal: Refusal) -> None:
-        """A call that may have run keeps what its caller sent; one that has not changes nothing."""
-        self._end(self._slots if refusal.kind.fault is Fault.TOOL else None)
+        """A call that may have run keeps its key, its lease and its state; one that has not gives them back."""
+        now = time.monotonic()
+        if refusal is HUNG_UP and self._awaited():
+            self._hand_on(work, now)
+            return
+        if self._session is not None:
+            self._leave(self._slots if refusal.ran else None, now)
+        if refusal.ran:
+            if self.probe:
+                self.call.tool.breaker.probe_failed(refusal.text, now)
+            self._spend()
+            if self.entry is not None:
+                line = refusal.line(self.call.tool.name)
+                self._tell(self._dispatcher.cache.finish(self.entry, line, now), self.entry, None)
+        else:
+            self.hand_back(refusal)
         self._sink.refuse(work, refusal)
 
-    def _end(self, slots: sessions.Slots | None) -> None:
-        now = time.monotonic()
-        session = self._session
+    def hand_back(self, refusal: Refusal | None = None) -> None:
+        """The call has not run and will not."""
+        if self.probe:
+            self.call.tool.breaker.probe_lost()
+        if self.lease is not None:
+            self._dispatcher.leases.give_back(self.lease)
+        if self.entry is not None:
+            waiting = self._dispatcher.cache.free(self.entry)
+            if refusal is not None:
+                self._tell(waiting, self.entry, refusal)
+
+    def _hand_on(self, work: Work, now: float) -> None:
+        """The first caller has hung up before its call ran; the next one that asked for the same takes its place."""
+        assert self.entry is not None
+        follower = self.entry.waiting.pop(0)
+        self.caller, self._sink = follower.caller, follower.sink
+        work.caller, work.ids, work.slot = follower.caller, follower.work.ids, follower.work.slot
+        self.call.ids, self.call.slot = work.ids, work.slot
+        work.queued = 0.0
+        work.tool.runtime.submit(work, now)
+
+    def _tell(self, waiting: list[Follower], entry: Entry, refusal: Refusal | None) -> None:
+        """Everybody who asked for the same gets the same."""
+        for follower in waiting:
+            if refusal is None:
+                follower.sink.deliver(follower.work, entry.hit(follower.work.ids), 1)
+            else:
+                follower.sink.refuse(follower.work, refusal)
+
+    def _spend(self) -> None:
+        if self.lease is not None:
+            tool = self.call.tool
+            self._dispatcher.leases.use(self.lease)
+            self._dispatcher.audit.write("lease_used", self.caller.principal, tool.name, tool.tier, self.lease.token)
+
+    def _leave(self, slots: sessions.Slots | None, now: float) -> None:
+        """The session is free for the next call."""
+        session, self._session = self._session, None
+        assert session is not None
         if slots is not None:
             self._dispatcher.sessions.keep(session, slots, now)
         session.busy = False

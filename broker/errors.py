@@ -52,11 +52,12 @@ _encode = msgspec.json.Encoder().encode
 class Refusal:
     """A final answer that is not a tool's result: of which kind, in which words, with what beside them."""
 
-    __slots__ = ("extra", "kind", "text")
+    __slots__ = ("extra", "kind", "ran", "text")
 
-    def __init__(self, kind: Kind, text: str, **extra: Any) -> None:
+    def __init__(self, kind: Kind, text: str, *, ran: bool | None = None, **extra: Any) -> None:
         self.kind = kind
         self.text = text
+        self.ran = kind.fault is Fault.TOOL if ran is None else ran  # the call may have run
         self.extra = extra
 
     def line(self, aid: str | None, ids: bytes | None = None) -> bytes:

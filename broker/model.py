@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from broker import errors
 from broker._native import lib
+from broker.errors import Refusal
+from broker.policy.breaker import Breaker
+from broker.policy.leases import tier_of
 
 if TYPE_CHECKING:
-    from broker.errors import Refusal
+    from broker.policy.rights import Rights
+
+
+HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")  # what becomes of calls that nobody waits for
 
 
 class ToolInfo(msgspec.Struct, frozen=True):
@@ -26,12 +33,29 @@ class ToolInfo(msgspec.Struct, frozen=True):
 class Tool:
     """A tool that can be called: its description, where it runs, and what we have learned about it."""
 
-    __slots__ = ("calls", "clean", "cost", "failed", "index", "info", "name", "runtime", "size", "timeout")
+    __slots__ = (
+        "breaker",
+        "calls",
+        "clean",
+        "cost",
+        "counts_errors",
+        "failed",
+        "index",
+        "info",
+        "name",
+        "runtime",
+        "size",
+        "tier",
+        "timeout",
+    )
 
-    def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float) -> None:
+    def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float, breaker: Breaker) -> None:
         self.index = index
         self.name = info.aid
         self.info = info
+        self.tier = tier_of(info.aid, info.side_effects)
+        self.breaker = breaker
+        self.counts_errors = False  # its own errors count for the breaker
         self.runtime = runtime
         self.timeout = timeout
         self.cost = 0.0  # recent seconds a call; 0 until measured
@@ -45,6 +69,7 @@ class Caller(Protocol):
     """Who asked: calls wait in turn by caller, and are dropped when it hangs up."""
 
     principal: str
+    rights: Rights
 
     def __hash__(self) -> int: ...
 
@@ -70,6 +95,9 @@ class Runtime(Protocol):
 
     def submit(self, work: Work, now: float) -> None:
         """Takes the work over. Each of its calls is delivered or refused, once."""
+
+    def refuse_tool(self, index: int, refusal: Refusal) -> None:
+        """What waits for this tool, and has not been handed over, ends here."""
 
 
 class Work:

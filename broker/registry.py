@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator
 from typing import Protocol
 
 from broker._native import ffi, lib
+from broker.config import Breaker as BreakerSettings
 from broker.errors import ConfigError
 from broker.model import Runtime, Tool, ToolInfo
+from broker.policy.breaker import Breaker, Settings, State
+from broker.policy.leases import tier_of
 
 
 class Source(Runtime, Protocol):
@@ -18,8 +22,21 @@ class Source(Runtime, Protocol):
 
 
 class Registry:
-    def __init__(self) -> None:
+    """`table` lets plain calls of open tools through; `strict` knows the same names and lets nothing through."""
+
+    def __init__(self, breaker: BreakerSettings, enforce_leases: bool) -> None:
         self.table = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
+        self.strict = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
+        self._enforce_leases = enforce_leases
+        self._breaker = Settings(
+            breaker.in_a_row,
+            breaker.least_calls,
+            breaker.share,
+            breaker.window_seconds,
+            breaker.open_seconds,
+            breaker.max_open_seconds,
+        )
+        self._counted = breaker.count_tool_errors
         self._tools: list[Tool | None] = []  # by index; an index is never used again
         self._by_name: dict[str, Tool] = {}
         self._sources: dict[str, str] = {}
@@ -45,22 +62,31 @@ class Registry:
                 f"two tools are called {info.aid}: one from {self._sources[info.aid]}, one from {runtime.source}; "
                 "take one of the two out of the configuration"
             )
-        tool = Tool(len(self._tools), info, runtime, runtime.timeout)
+        tool = Tool(len(self._tools), info, runtime, runtime.timeout, Breaker(self._breaker))
+        tool.counts_errors = any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._counted)
         self._tools.append(tool)
         self._by_name[tool.name] = tool
         self._sources[tool.name] = runtime.source
-        name = tool.name.encode()
-        if lib.tb_tools_put(self.table, name, len(name), tool.index):
-            raise MemoryError
-        lib.tb_tools_open(self.table, tool.index, 1)
+        self._put(tool.name, tool.index)
+        self.gate(tool)
         return tool
+
+    def gate(self, tool: Tool) -> None:
+        """Plain calls need nobody's judgement while its breaker is closed and no lease is asked for."""
+        closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
+        lib.tb_tools_open(self.table, tool.index, not closed)
+
+    def _put(self, text: str, index: int) -> None:
+        name = text.encode()
+        for table in (self.table, self.strict):
+            if lib.tb_tools_put(table, name, len(name), index):
+                raise MemoryError
 
     def remove(self, tool: Tool) -> None:
         """Its calls in flight go on; nobody finds it any more."""
         del self._by_name[tool.name], self._sources[tool.name]
         self._tools[tool.index] = None
-        name = tool.name.encode()
-        lib.tb_tools_put(self.table, name, len(name), -1)
+        self._put(tool.name, -1)
 
     def calls(self) -> int:
         """Answered so far, by the tools that there are."""
@@ -76,6 +102,8 @@ class Registry:
         for tool in self.of(runtime):
             if tool.name in now:
                 tool.info = now.pop(tool.name)
+                tool.tier = tier_of(tool.name, tool.info.side_effects)
+                self.gate(tool)
                 tool.clean = 0
                 tool.cost = 0.0
             else:

@@ -10,17 +10,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from broker import config, errors
 from broker.config import Config
+from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.connection import Connection
 from broker.faces.machina.listener import MachinaFace
 from broker.model import ToolInfo
-from broker.observe import status
+from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
+from broker.policy.rights import Book
 from broker.pool import process
 from broker.pool.core import Core
 from broker.pool.janitor import Janitor
@@ -29,8 +30,9 @@ from broker.pool.process import Spawner, Spec
 from broker.registry import Registry
 from broker.runtimes.program import programs
 from broker.runtimes.serve import ServeRuntime
+from broker.tokens import Tokens
+from broker.tokens import default_path as tokens_path
 
-OPERATORS = ("_status", "_reload")
 RATE_SECONDS = 2.0
 REAP_SECONDS = 5.0  # for killed processes to be gone at the end
 
@@ -41,18 +43,23 @@ class Broker:
         self.socket = socket
         self.log = log
         self.core = Core(loop)
-        self.registry = Registry()
-        self.dispatcher = Dispatcher(self.registry, settings.limits)
+        self.registry = Registry(settings.breaker, settings.lease.enforce)
+        self.audit = Audit(settings.lease.audit or default_path())
+        self.tokens = Tokens(tokens_path())
+        self.dispatcher = Dispatcher(self.registry, settings, self.audit)
+        self.core.tripped = self.dispatcher.tripped
         self.runtimes: list[ServeRuntime] = []
         self.face = MachinaFace(
             self.core,
             self.dispatcher,
             settings.limits,
             settings.server.max_connections,
+            Book(settings.principal),
             log,
-            self.control,
+            Control(self),
             self._hung_up,
             self._pump,
+            lambda: bool(self.tokens.all()),
         )
         self.started = time.monotonic()
         self.rate = 0.0  # calls a second, recently
@@ -76,7 +83,8 @@ class Broker:
         self.face.listen_unix(config.operator_socket(self.socket), operator=True)
         places = [f"unix:{self.socket}"]
         if self.settings.server.tcp:
-            host, port = self.face.listen_tcp(self.settings.server.tcp, insecure=self.settings.server.insecure)
+            trusted = self.settings.server.insecure or bool(self.tokens.all())
+            host, port = self.face.listen_tcp(self.settings.server.tcp, trusted=trusted)
             places.append(f"tcp:{host}:{port}")
         return places
 
@@ -110,7 +118,7 @@ class Broker:
     def _expire(self, now: float) -> None:
         for runtime in self.runtimes:
             runtime.expire(now)
-        self.dispatcher.sessions.expire(now)
+        self.dispatcher.expire(now)
         self.face.expire()
         since, before = self._rated
         if now - since >= RATE_SECONDS:
@@ -173,26 +181,6 @@ class Broker:
         for pool in runtime.pools.values():
             pool.drain()
 
-    # --- words to the broker itself ---------------------------------------------------------------------------------
-
-    async def control(self, connection: Connection, aid: str) -> dict[str, Any] | Refusal:
-        """A line whose aid begins with an underscore: what its reply says beside `ok`, or why not."""
-        if aid == "_auth":
-            return {"principal": connection.principal}
-        if aid == "_tools":
-            return {"tools": status.tools(self.registry)}
-        if aid not in OPERATORS:
-            return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
-        if not connection.operator:
-            place = config.operator_socket(self.socket)
-            return Refusal(errors.FORBIDDEN, f"{aid} is the operator's: ask on {place}")
-        if aid == "_status":
-            return status.report(self)
-        try:
-            return {"result": await self.reload()}
-        except ConfigError as error:
-            return Refusal(errors.BAD_REQUEST, f"everything stays as it was: {error}")
-
     async def reload_quietly(self) -> None:
         """On SIGHUP there is nobody to tell but the log."""
         try:
@@ -219,7 +207,7 @@ class Broker:
         deadline = time.monotonic() + self.settings.server.drain_seconds
         while time.monotonic() < deadline and any(pool.busy() for pool in self.pools()):
             await asyncio.sleep(0.01)
-        killed = Refusal(errors.DRAINING, "the broker stopped while this call was running; it may have run")
+        killed = Refusal(errors.DRAINING, "the broker stopped while this call was running; it may have run", ran=True)
         for pool in self.pools():
             pool.close(killed)
         self.core.flush()
@@ -232,6 +220,7 @@ class Broker:
             await asyncio.sleep(0.002)
         self._spawner.stop()
         process.end_orphans()
+        self.audit.close()
         shutil.rmtree(self._private, ignore_errors=True)
 
     async def _last_replies(self) -> None:
@@ -278,7 +267,7 @@ async def serve(
         if stopped.is_set():
             settings.server.drain_seconds = 0.0
             for pool in broker.pools():
-                pool.close(Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run"))
+                pool.close(Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run", ran=True))
         stopped.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

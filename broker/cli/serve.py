@@ -143,7 +143,8 @@ def check(loaded: Loaded) -> int:
     """Validates, and says what each setting is and where it came from."""
     settings = loaded.config
     print(f"configuration: {loaded.file or 'no file, defaults only'}")
-    for section, values in (("server", settings.server), ("limits", settings.limits)):
+    for section in config.TABLES:
+        values = getattr(settings, section)
         print(f"[{section}]")
         for key in values.__struct_fields__:
             value = getattr(values, key)

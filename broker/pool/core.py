@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from broker._native import ffi, lib
+from broker.model import Tool
 
 IDLE_WINDOW_SECONDS = 0.1
 
@@ -15,10 +17,25 @@ class Flushable(Protocol):
     def flush(self) -> None: ...
 
 
+def _ignore(tool: Tool) -> None:
+    """Nobody has asked to be told."""
+
+
 class Core:
     """Within one callback, replies and requests are only collected; `flush` then writes once per peer."""
 
-    __slots__ = ("_cpu", "dirty", "loop", "processes", "queued_bytes", "scanned", "take_batch", "taken", "view")
+    __slots__ = (
+        "_cpu",
+        "dirty",
+        "loop",
+        "processes",
+        "queued_bytes",
+        "scanned",
+        "take_batch",
+        "taken",
+        "tripped",
+        "view",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -28,6 +45,7 @@ class Core:
         self.taken = ffi.new("tb_taken *")
         self.dirty: list[Flushable] = []
         self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
+        self.tripped: Callable[[Tool], None] = _ignore  # a breaker has: the broker says what follows
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers
 

@@ -6,12 +6,13 @@ import asyncio
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.model import Tool, ToolInfo, Work
+from broker.policy.breaker import Breaker, Settings
 from broker.pool.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ class Fence:
     """A line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
     that says too much or too little is found out here, before anybody else's call is behind it."""
 
-    TOOL = Tool(-1, ToolInfo("_fence"), None, 0.0)  # type: ignore[arg-type]
+    TOOL = Tool(-1, ToolInfo("_fence"), None, 0.0, Breaker(Settings()))  # type: ignore[arg-type]
     count = 0
     principal = ""
+    rights: Any = None
 
     def __init__(self, host: Host, timeout: float, suspect: Tool | None) -> None:
         Fence.count += 1
@@ -201,7 +203,11 @@ class Host:
                 tool.calls += lines
                 tool.size += (taken.len / lines - tool.size) / 2
                 self.calls += lines
-                tool.failed += lines - taken.succeeded
+                tool.breaker.succeeded(lines, now)
+                if lines != taken.succeeded:
+                    tool.failed += lines - taken.succeeded
+                    if tool.counts_errors:
+                        self.pool.tool_errors(tool, lines - taken.succeeded, now)
                 if not work.count:
                     flight.popleft()
                 work.sink.deliver(work, data, lines)

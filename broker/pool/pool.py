@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from broker import errors
 from broker.config import Limits, Toolhost
 from broker.errors import Refusal
-from broker.model import Tool, Work
+from broker.model import HUNG_UP, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
 from broker.pool import process
@@ -35,7 +35,6 @@ BROKEN_AFTER = 5  # starts that failed in a row
 BACKOFF_SECONDS = (0.05, 30.0)
 JITTER = 0.1
 RERUNS = 3
-HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")
 
 
 class Pool:
@@ -369,9 +368,18 @@ class Pool:
 
     def failed(self, call: Work, refusal: Refusal) -> None:
         """A call that its toolhost did not answer as it should have."""
-        call.tool.calls += 1
-        call.tool.failed += 1
+        tool = call.tool
+        tool.calls += 1
+        tool.failed += 1
+        if tool.breaker.failed(refusal.text, time.monotonic()):
+            self.core.tripped(tool)
         call.sink.refuse(call, refusal)
+
+    def tool_errors(self, tool: Tool, count: int, now: float) -> None:
+        """Where the configuration says so, a tool's own errors count as its toolhost's."""
+        for _ in range(count):
+            if tool.breaker.failed("the tool's own error", now):
+                self.core.tripped(tool)
 
     def late(self, host: Host) -> None:
         """The first call has had its time. The toolhost is dead to us at once: a late reply reaches nobody."""

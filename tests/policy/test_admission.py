@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.model import Tool, ToolInfo, Work
 from broker.policy.admission import Queue
+from broker.policy.breaker import Breaker, Settings
 
 
 class Someone:
@@ -25,7 +26,7 @@ class Someone:
 
 
 CALLERS = [Someone("a"), Someone("b"), Someone("c")]
-TOOLS = [Tool(index, ToolInfo(f"AID.T{index}.v1"), None, 1.0) for index in range(2)]
+TOOLS = [Tool(index, ToolInfo(f"AID.T{index}.v1"), None, 1.0, Breaker(Settings())) for index in range(2)]
 
 
 def work(tool, caller, first, count):

@@ -20,10 +20,9 @@ void wait_until(int fd, short event) {
 constexpr int kPrivateFd = 40;
 
 int private_copy(int fd) {
+    if (fcntl(fd, F_GETFD) < 0) fd = open("/dev/null", O_RDWR | O_CLOEXEC);  // started with the descriptor closed
     const int high = fcntl(fd, F_DUPFD_CLOEXEC, kPrivateFd);
-    if (high >= 0) return high;
-    const int any = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    return any >= 0 ? any : open("/dev/null", O_RDWR | O_CLOEXEC);  // started with the descriptor closed
+    return high >= 0 ? high : fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
 }
 
 }  // namespace

@@ -52,8 +52,9 @@ std::optional<std::string> LeaseTable::issue(std::string_view tool_aid, int tier
 // Every lease is compared, and every byte of it: the time taken says nothing about how much of a guess was right.
 LeaseTable::Lease* LeaseTable::find(std::string_view token) {
     Secret secret;
-    if (token.size() != kPrefix.size() + 2 * secret.size() || token.substr(0, kPrefix.size()) != kPrefix) return nullptr;
+    if (token.substr(0, kPrefix.size()) != kPrefix) return nullptr;
     token.remove_prefix(kPrefix.size());
+    if (token.size() != 2 * secret.size()) return nullptr;
     for (std::size_t i = 0; i < secret.size(); ++i) {
         const int high = hex_value(token[2 * i]), low = hex_value(token[2 * i + 1]);
         if (high < 0 || low < 0) return nullptr;
@@ -61,8 +62,8 @@ LeaseTable::Lease* LeaseTable::find(std::string_view token) {
     }
     Lease* found = nullptr;
     for (Lease& lease : leases_) {
-        unsigned difference = 0;
-        for (std::size_t i = 0; i < secret.size(); ++i) difference |= static_cast<unsigned>(lease.secret[i] ^ secret[i]);
+        int difference = 0;
+        for (std::size_t i = 0; i < secret.size(); ++i) difference |= lease.secret[i] ^ secret[i];
         if (difference == 0) found = &lease;
     }
     return found;

@@ -37,7 +37,8 @@ int run_once(const Protocol& protocol, ToolTable& tools, const std::string& aid)
     try {
         Text input;
         if (!read_all(protocol.in, input)) {
-            return refuse(protocol, kExitNotJson, "request over " + std::to_string(kMaxRequestBytes) + " bytes on stdin");
+            const std::string limit = std::to_string(kMaxRequestBytes);
+            return refuse(protocol, kExitNotJson, "request over " + limit + " bytes on stdin");
         }
         const std::size_t size = input.size();
         const auto reader = std::make_unique<RequestReader>();

@@ -16,7 +16,8 @@ using machina::StepStatus;
 using machina::ToolResult;
 
 Session::Session()
-    : cache_(env_number("MACHINA_IDEMP_TTL_MS", kIdempotencyTtlMs)), enforce_leases_(env_flag("MACHINA_LEASE_ENFORCE")) {}
+    : cache_(env_number("MACHINA_IDEMP_TTL_MS", kIdempotencyTtlMs)),
+      enforce_leases_(env_flag("MACHINA_LEASE_ENFORCE")) {}
 
 void Session::apply(yyjson_val* ds_state) {
     try {
@@ -47,6 +48,7 @@ void Session::run(const Tool& tool, const Request& request, Text& reply) {
     try {
         append_result(reply, result);
         append_delta(reply, before_, state_);
+        reply.append("}");
     } catch (const std::bad_alloc&) {
         // The caller will never learn what the tool changed, so the change must not stay either.
         state_.slots.swap(before_.slots);
@@ -54,8 +56,8 @@ void Session::run(const Tool& tool, const Request& request, Text& reply) {
         reply.release();
         append_result(reply, result);
         append_delta(reply, {}, {});
+        reply.append("}");
     }
-    reply.append("}");
 
     if (!request.idempotency_key.empty()) {
         try {

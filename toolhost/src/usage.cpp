@@ -1,17 +1,13 @@
 // What the program says about itself.
 #include "usage.h"
 
-#ifndef TOOLHOST_VERSION
-#define TOOLHOST_VERSION "0.1.0"
-#endif
-
 namespace toolhost {
 
 const char* const kUsage = "machina_toolhost --list <plugin> | --run <plugin> <aid> | --serve <plugin> | --help";
 
 const char* const kVersion = "machina_toolhost " TOOLHOST_VERSION " (plugin ABI 1)\n";
 
-const char* const kHelp = R"(machina_toolhost runs the tools of a plugin, a shared object with Machina's plugin interface.
+const char* const kHelp = R"(machina_toolhost runs the tools of a plugin: a shared object with Machina's interface.
 
   machina_toolhost --list <plugin>         what the plugin offers, as one JSON object
   machina_toolhost --run <plugin> <aid>    one call: all of stdin is the request, stdout the reply

@@ -32,8 +32,12 @@ TEST("a tool's tier is the first rule that matches") {
     CHECK(tier("AID.X.v1", {"none", "network_out"}) == 2);
     CHECK(tier("AID.X.v1", {"process_spawn"}) == 2);
     CHECK(tier("AID.X.v1", {"file_write", "exec"}) == 2);
-    for (const char* effect : {"file_write", "log_append", "row_delete", "create_dir"}) CHECK(tier("AID.X.v1", {effect}) == 1);
-    for (const char* aid : {"AID.FILE.WRITE.v1", "AID.MEMORY.APPEND.v1", "AID.VECDB.UPSERT.v1"}) CHECK(tier(aid, {"none"}) == 1);
+    for (const char* effect : {"file_write", "log_append", "row_delete", "create_dir"}) {
+        CHECK(tier("AID.X.v1", {effect}) == 1);
+    }
+    for (const char* aid : {"AID.FILE.WRITE.v1", "AID.MEMORY.APPEND.v1", "AID.VECDB.UPSERT.v1"}) {
+        CHECK(tier(aid, {"none"}) == 1);
+    }
     CHECK(tier("AID.DEMO.ECHO.v1", {"none"}) == 0);
     CHECK(tier("AID.DEMO.ECHO.v1", {}) == 0);
 }

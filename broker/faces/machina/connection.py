@@ -13,7 +13,7 @@ from broker import errors
 from broker._native import ffi, lib
 from broker.dispatch import Call
 from broker.errors import Refusal
-from broker.model import Work
+from broker.model import Tool, Work
 from broker.pool.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read
 PLAIN, BAD, CLOSE = lib.TB_PLAIN, lib.TB_BAD, lib.TB_CLOSE
 ITEM, COUNT, TOOL, PROBLEM, MEMBER = lib.TB_ITEM, lib.TB_I_COUNT, lib.TB_I_TOOL, lib.TB_I_PROBLEM, lib.TB_I_MEMBER
 OUT, OUT_LEN, IDS, IDS_LEN, SPANS = lib.TB_I_OUT, lib.TB_I_OUT_LEN, lib.TB_I_IDS, lib.TB_I_IDS_LEN, lib.TB_I_SPANS
+
+IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
+TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
 
 MEMBERS = {
     lib.TB_ID: "id",
@@ -49,6 +52,36 @@ EXPECTED = {
     lib.TB_TIMEOUT_MS: "a whole number of milliseconds above 0",
     lib.TB_STREAM: "true or false",
 }
+
+
+class Members:
+    """The known members of one line, taken out of it when they are asked for."""
+
+    __slots__ = ("_at", "_items", "_lines")
+
+    def __init__(self, items: list[int], at: int, lines: Any) -> None:
+        self._items = items
+        self._at = at
+        self._lines = lines
+
+    def raw(self, member: int) -> bytes | None:
+        """Its JSON as it stands in the line."""
+        at = self._at + 2 * member
+        start = self._items[at]
+        if start < 0:
+            return None
+        value: bytes = ffi.buffer(self._lines + start, self._items[at + 1])[:]
+        return value
+
+    def text(self, member: int) -> str:
+        """A string; empty where it is absent."""
+        value = self.raw(member)
+        if value is None:
+            return ""
+        if b"\\" in value:
+            decoded: str = msgspec.json.decode(value)
+            return decoded
+        return value[1:-1].decode()
 
 
 class Slot:
@@ -79,7 +112,8 @@ class Connection:
         self.face = face
         self.principal = principal
         self.operator = operator
-        self.authenticated = True
+        self.local = sock.family == socket.AF_UNIX
+        self.authenticated = self.local or not face.needs_token()
         self._core = face.core
         self._loop = face.core.loop
         self._sock = sock
@@ -97,6 +131,7 @@ class Connection:
         self.ending = False  # no more lines will be taken
         self.closed = False
         self.heard = time.monotonic()
+        self._set_rights()
         self._loop.add_reader(self._fd, self._on_readable)
 
     # --- lines in ---------------------------------------------------------------------------------------------------
@@ -120,9 +155,7 @@ class Connection:
         now = time.monotonic()
         self.heard = now
         while not self.ending and not self.closed:
-            if lib.tb_scan(
-                self._framer, self.face.registry.table, self._core.scanned, LINES_A_SCAN, limits.depth, view
-            ):
+            if lib.tb_scan(self._framer, self._table, self._core.scanned, LINES_A_SCAN, limits.depth, view):
                 raise MemoryError
             count = view.count
             more = view.more
@@ -167,70 +200,81 @@ class Connection:
 
     def _one(self, items: list[int], at: int, out: Any, ids: Any, lines: Any, now: float) -> None:
         """A line that is more than plain: a call for the policy, or a word to the broker itself."""
-        members: dict[int, bytes] = {}
-        for member in MEMBERS:
-            start = items[at + SPANS + 2 * member]
-            if start >= 0:
-                members[member] = ffi.buffer(lines + start, items[at + SPANS + 2 * member + 1])[:]
         ids_len = items[at + IDS_LEN]
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
         line = ffi.buffer(out + items[at + OUT], items[at + OUT_LEN])[:]
-        aid: str = msgspec.json.decode(members[lib.TB_AID])
-        self._count(1, len(line))
         slot = None if own_ids is not None else self._slot(1)
-        if aid.startswith("_"):
-            self._loop.create_task(self._control(aid, own_ids, slot))
-            return
-        refusal = self._gate() or self._admit(items[at + TOOL], aid, line, own_ids, members, slot, now)
+        self._count(1, len(line))
+        members = Members(items, at + SPANS, lines)
+        index = items[at + TOOL]
+        if index < 0:
+            aid = members.text(lib.TB_AID)
+            if aid.startswith("_"):
+                self._loop.create_task(self._control(aid, line, own_ids, slot))
+                return
+            refusal: Refusal | None = self._gate() or Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+        else:
+            tool = self.face.registry[index]
+            aid = tool.name
+            refusal = self._gate() or self._admit(tool, line, own_ids, members, slot, now)
         if refusal is not None:
             self._settle(slot, refusal.line(aid, own_ids), 1)
 
     def _admit(
-        self,
-        index: int,
-        aid: str,
-        line: bytes,
-        ids: bytes | None,
-        members: dict[int, bytes],
-        slot: Slot | None,
-        now: float,
+        self, tool: Tool, line: bytes, ids: bytes | None, members: Members, slot: Slot | None, now: float
     ) -> Refusal | None:
-        if index < 0:
-            return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
         dispatcher = self.face.dispatcher
-        tool = self.face.registry[index]
-        asked = members.get(lib.TB_TIMEOUT_MS)
-        if asked is not None and (not asked.isdigit() or int(asked) == 0):
-            return _wrong_type(lib.TB_TIMEOUT_MS)
-        if members.get(lib.TB_STREAM) == b"true" and ids is None:
+        milliseconds = None
+        asked = members.raw(TIMEOUT_MS)
+        if asked is not None:
+            if not asked.isdigit() or not int(asked):
+                return _wrong_type(TIMEOUT_MS)
+            milliseconds = int(asked)
+        if ids is None and members.raw(STREAM) == b"true":
             return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
-        session: object = self
-        if lib.TB_SESSION in members:
-            session = (self.principal, msgspec.json.decode(members[lib.TB_SESSION]))
-        call = Call(
-            tool,
-            line,
-            ids,
-            dispatcher.timeout(tool, int(asked) if asked is not None else None),
-            members.get(lib.TB_DS_STATE),
-            session,
-        )
-        return dispatcher.admit(call, self, self, slot, now)
+        call = Call(tool, line, ids, dispatcher.timeout(tool, milliseconds), slot)
+        call.key = members.text(IDEMPOTENCY_KEY)
+        call.lease = members.text(LEASE_TOKEN)
+        call.ds_state = members.raw(DS_STATE)
+        if call.ds_state is not None:
+            session = members.text(SESSION)
+            call.session = (self.principal, session) if session else self
+        return dispatcher.admit(call, self, self, now)
 
-    async def _control(self, aid: str, ids: bytes | None, slot: Slot | None) -> None:
-        result = await self.face.control(self, aid)
+    async def _control(self, aid: str, line: bytes, ids: bytes | None, slot: Slot | None) -> None:
+        result = await self.face.control(self, aid, line)
         if isinstance(result, Refusal):
-            line = result.line(aid, ids)
+            reply = result.line(aid, ids)
         else:
             encoded = msgspec.json.encode({"ok": True, "status": "OK", **result})
-            line = (b'{"id":' + ids[:-1] + b"," + encoded[1:] if ids else encoded) + b"\n"
-        self._settle(slot, line, 1)
+            reply = (b'{"id":' + ids[:-1] + b"," + encoded[1:] if ids else encoded) + b"\n"
+        self._settle(slot, reply, 1)
         self._core.flush()
 
     def _gate(self) -> Refusal | None:
         if not self.authenticated:
-            return Refusal(errors.FORBIDDEN, 'the first line must be {"aid":"_auth","token":"…"}')
+            return self.unauthenticated()
         return self.face.dispatcher.refusal()
+
+    def unauthenticated(self) -> Refusal:
+        return Refusal(errors.FORBIDDEN, 'the first line must be {"aid":"_auth","token":"…"}')
+
+    def become(self, principal: str) -> None:
+        """The caller has shown who it is."""
+        self.principal = principal
+        self.authenticated = True
+        self._set_rights()
+
+    def _set_rights(self) -> None:
+        """Callers that may not call everything have each line looked at."""
+        self.rights = self.face.rights.of(self.principal)
+        self.operator = self.operator or self.rights.operator
+        registry = self.face.registry
+        self._table = registry.table if self.rights.everything and self.authenticated else registry.strict
+
+    def end_after_replies(self) -> None:
+        """No more lines are taken from this caller."""
+        self._end()
 
     def _bad(self, items: list[int], at: int, ids: Any) -> None:
         ids_len = items[at + IDS_LEN]

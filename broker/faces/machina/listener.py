@@ -19,6 +19,7 @@ from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.connection import Connection
 from broker.observe.log import Log
+from broker.policy.rights import Book
 from broker.pool.core import Core
 from broker.registry import Registry
 
@@ -26,7 +27,7 @@ BACKLOG = 1024
 ACCEPTS_A_ROUND = 64
 LOOPBACK = ("127.", "::1", "localhost")
 
-Control = Callable[[Connection, str], Awaitable["dict[str, Any] | Refusal"]]
+Control = Callable[[Connection, str, bytes], Awaitable["dict[str, Any] | Refusal"]]
 
 
 class MachinaFace:
@@ -36,16 +37,20 @@ class MachinaFace:
         dispatcher: Dispatcher,
         limits: Limits,
         max_connections: int,
+        rights: Book,
         log: Log,
         control: Control,
         on_hang_up: Callable[[Connection], None],
         on_room: Callable[[], None],
+        needs_token: Callable[[], bool],
     ) -> None:
         self.core = core
         self.dispatcher = dispatcher
         self.limits = limits
         self.control = control
+        self.rights = rights
         self.connections: set[Connection] = set()
+        self.needs_token = needs_token  # TCP callers have to say who they are
         self.on_room = on_room  # called when a caller has read what it had not
         self._on_hang_up = on_hang_up
         self._most = max_connections
@@ -78,12 +83,12 @@ class MachinaFace:
         self._paths.append(path)
         self._listen(listener, operator)
 
-    def listen_tcp(self, text: str, *, insecure: bool) -> tuple[str, int]:
+    def listen_tcp(self, text: str, *, trusted: bool) -> tuple[str, int]:
         host, port = address(text, "--tcp")
-        if not host.startswith(LOOPBACK) and not insecure:
+        if not host.startswith(LOOPBACK) and not trusted:
             raise ConfigError(
-                f"--tcp {text} would let anybody who reaches this machine call every tool: use 127.0.0.1, "
-                "or say --insecure if the network in front of it is closed"
+                f"--tcp {text} would let anybody who reaches this machine call every tool: make a token first "
+                "(broker token new NAME), or use 127.0.0.1, or say --insecure if the network in front of it is closed"
             )
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,0 +1,158 @@
+"""Words to the broker itself: lines whose aid begins with an underscore. Most are the operator's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from broker import config, errors
+from broker.errors import ConfigError, Refusal
+from broker.observe import status
+from broker.policy.leases import ANY, TooMany, tier_of
+
+if TYPE_CHECKING:
+    from broker.faces.machina.connection import Connection
+    from broker.server import Broker
+
+Answer = dict[str, Any] | Refusal
+
+
+class _Issue(Struct):
+    tool_aid: str = ""
+    tier: int | None = None
+    ttl_ms: float | None = None
+
+
+class _Named(Struct):
+    name: str = ""
+
+
+class _Auth(Struct):
+    token: str = ""
+
+
+class Control:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._operators: dict[str, Callable[[Connection, bytes], Awaitable[Answer]]] = {
+            "_status": self._status,
+            "_reload": self._reload,
+            "_lease.issue": self._lease_issue,
+            "_lease.list": self._lease_list,
+            "_lease.revoke": self._lease_revoke,
+            "_lease.gc": self._lease_gc,
+            "_breaker.reset": self._breaker_reset,
+        }
+
+    async def __call__(self, connection: Connection, aid: str, line: bytes) -> Answer:
+        """What the reply says beside `ok`, or why not."""
+        if aid == "_auth":
+            return self._auth(connection, line)
+        if not connection.authenticated:
+            return connection.unauthenticated()
+        if aid == "_tools":
+            return {"tools": status.tools(self._broker.registry)}
+        command = self._operators.get(aid)
+        if command is None:
+            return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+        if not connection.operator:
+            place = config.operator_socket(self._broker.socket)
+            return Refusal(errors.FORBIDDEN, f"{aid} is the operator's: ask on {place}")
+        try:
+            return await command(connection, line)
+        except msgspec.ValidationError as error:
+            return Refusal(errors.BAD_REQUEST, f"{aid}: {str(error)[0].lower()}{str(error)[1:]}")
+
+    def _auth(self, connection: Connection, line: bytes) -> Answer:
+        try:
+            token = msgspec.json.decode(line, type=_Auth).token
+        except msgspec.ValidationError:
+            token = ""
+        tokens = self._broker.tokens
+        if connection.local or not tokens.all():  # nothing to prove: it is who it is
+            return {"principal": connection.principal}
+        owner = tokens.owner(token)
+        if owner is None:
+            connection.end_after_replies()
+            return Refusal(errors.FORBIDDEN, "there is no such token; `broker token new NAME` makes one")
+        connection.become(f"token:{owner}")
+        return {"principal": connection.principal}
+
+    async def _status(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+        return status.report(self._broker)
+
+    async def _reload(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+        try:
+            return {"result": await self._broker.reload()}
+        except ConfigError as error:
+            return Refusal(errors.BAD_REQUEST, f"everything stays as it was: {error}")
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    async def _lease_issue(self, connection: Connection, line: bytes) -> Answer:
+        broker = self._broker
+        asked = msgspec.json.decode(line, type=_Issue)
+        tool = broker.registry.get(asked.tool_aid)
+        if not asked.tool_aid:
+            return Refusal(errors.BAD_REQUEST, "_lease.issue needs a tool_aid: a tool's name, or * for any")
+        tier = asked.tier
+        if tier is None:
+            if asked.tool_aid == ANY:
+                return Refusal(errors.BAD_REQUEST, "_lease.issue for * needs a tier, 0 to 3")
+            tier = tool.tier if tool else tier_of(asked.tool_aid, ())
+        if not 0 <= tier <= 3:
+            return Refusal(errors.BAD_REQUEST, f"tier {tier} is not one of 0, 1, 2, 3")
+        seconds = None if asked.ttl_ms is None else asked.ttl_ms / 1000
+        now = time.monotonic()
+        try:
+            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, connection.principal, now)
+        except TooMany:
+            return Refusal(errors.OVERLOADED, "there are too many leases alive; `broker lease list` shows them")
+        broker.audit.write("lease_issued", connection.principal, lease.tool, lease.tier, lease.token)
+        return {
+            "token_id": lease.token,
+            "tool_aid": lease.tool,
+            "tier": lease.tier,
+            "ttl_ms": round((lease.expires - now) * 1000),
+        }
+
+    async def _lease_list(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+        now = time.monotonic()
+        return {
+            "leases": [
+                {
+                    "fingerprint": lease.fingerprint,
+                    "tool_aid": lease.tool,
+                    "tier": lease.tier,
+                    "expires_in_seconds": round(lease.expires - now, 1),
+                    "issuer": lease.issuer,
+                }
+                for lease in self._broker.dispatcher.leases.alive(now)
+            ]
+        }
+
+    async def _lease_revoke(self, connection: Connection, line: bytes) -> Answer:
+        name = msgspec.json.decode(line, type=_Named).name
+        lease = self._broker.dispatcher.leases.revoke(name)
+        if lease is None:
+            return Refusal(errors.NOT_FOUND, "there is no such lease alive; `broker lease list` shows them")
+        self._broker.audit.write("lease_revoked", connection.principal, lease.tool, lease.tier, lease.token)
+        return {"fingerprint": lease.fingerprint}
+
+    async def _lease_gc(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+        return self._broker.dispatcher.leases.gc(time.monotonic())._asdict()
+
+    # --- breakers ---------------------------------------------------------------------------------------------------
+
+    async def _breaker_reset(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+        name = msgspec.json.decode(line, type=_Named).name
+        tool = self._broker.registry.get(name)
+        if tool is None:
+            return Refusal(errors.NOT_FOUND, f"tool not found: {name}")
+        was = tool.breaker.state.value
+        self._broker.dispatcher.reset_breaker(tool)
+        return {"aid": tool.name, "was": was, "now": tool.breaker.state.value}
