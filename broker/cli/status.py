@@ -55,6 +55,11 @@ def _text(report: dict[str, Any]) -> str:
             text = table(rows, ("PID", "STATE", "CALLS", "IN FLIGHT", "AGE S", "RSS MB"))
             lines += ["  " + line for line in text.splitlines()]
     if report["tools"]:
-        used = [(tool["aid"], tool["calls"], tool["failed"], tool["recent_us"]) for tool in report["tools"]]
-        lines += ["", table(used, ("TOOL", "CALLS", "FAILED", "RECENT µS"))]
+        used = [(t["aid"], t["calls"], t["failed"], t["recent_us"], t["breaker"]) for t in report["tools"]]
+        lines += ["", table(used, ("TOOL", "CALLS", "FAILED", "RECENT µS", "BREAKER"))]
+    for tool in report["tools"]:
+        if tool["breaker"] != "closed":
+            lines.append(
+                f"{tool['aid']}: next probe in {tool['next_probe_seconds']:g} s; last: {tool['breaker_reason']}"
+            )
     return "\n".join(lines)

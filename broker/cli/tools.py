@@ -34,9 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
             tool["name"],
             "yes" if tool["deterministic"] else "no",
             ", ".join(tool["side_effects"]),
+            tool["tier"],
             ", ".join(tool["tags"]),
         )
         for tool in tools
     ]
-    print(table(rows, ("AID", "NAME", "DETERMINISTIC", "SIDE EFFECTS", "TAGS")))
+    print(table(rows, ("AID", "NAME", "DETERMINISTIC", "SIDE EFFECTS", "TIER", "TAGS")))
     return 0

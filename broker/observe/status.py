@@ -23,6 +23,7 @@ def tools(registry: Registry) -> list[dict[str, Any]]:
             "deterministic": tool.info.deterministic,
             "side_effects": tool.info.side_effects,
             "tags": tool.info.tags,
+            "tier": tool.tier,
             "replay_inputs": tool.info.replay_inputs,
         }
         for tool in registry
@@ -38,6 +39,12 @@ def report(broker: Broker) -> dict[str, Any]:
         "socket": broker.socket,
         "connections": len(broker.face.connections),
         "sessions": len(broker.dispatcher.sessions),
+        "idempotency": {
+            "entries": len(broker.dispatcher.cache),
+            "bytes": broker.dispatcher.cache.size,
+            "hits": broker.dispatcher.cache.hits,
+        },
+        "leases": broker.dispatcher.leases.gc(now)._asdict(),
         "processes": broker.core.processes,
         "calls_per_second": round(broker.rate),
         "waiting": sum(pool.queue.lines for pool in broker.pools()),
@@ -49,6 +56,10 @@ def report(broker: Broker) -> dict[str, Any]:
                 "calls": tool.calls,
                 "failed": tool.failed,
                 "recent_us": round(tool.cost * 1e6, 1),
+                "breaker": tool.breaker.state.value,
+                "breaker_trips": tool.breaker.trips,
+                "breaker_reason": tool.breaker.last_reason,
+                "next_probe_seconds": round(tool.breaker.wait(now), 1),
             }
             for tool in broker.registry
             if tool.calls

@@ -1,0 +1,202 @@
+"""CONTRACT §6 and §7: leases, principals and their rights, from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Wire
+from tests.support.config import toolhost
+
+WRITE = "AID.FILE.WRITE.v1"
+
+
+@pytest.fixture
+def leased(start, where, tmp_path):
+    return start(
+        "--plugin",
+        where["demo_plugin"],
+        env={"MACHINA_LEASE_ENFORCE": "1", "MACHINA_WORK_DIR": str(tmp_path / "work")},
+    )
+
+
+def write(name="a.txt", **more):
+    return {"aid": WRITE, "input_json": json.dumps({"path": name, "text": "hi"}), **more}
+
+
+def issue(broker, **more):
+    with broker.operator() as operator:
+        return operator.ask({"aid": "_lease.issue", "tool_aid": WRITE, **more})
+
+
+def test_a_tool_above_tier_0_needs_a_token_and_a_safe_one_does_not(leased):
+    reply = leased.ask(write(id=7))
+    assert reply["error"] == "lease_required"
+    assert (reply["id"], reply["ok"], reply["tier"], reply["aid"], reply["type"]) == (
+        7,
+        False,
+        1,
+        WRITE,
+        "lease_required",
+    )
+    assert leased.call("AID.DEMO.ECHO.v1")["ok"]
+
+
+def test_a_token_opens_once(leased):
+    reply = issue(leased, tier=1, ttl_ms=5000)
+    assert reply["ok"] is True
+    assert (reply["tool_aid"], reply["tier"]) == (WRITE, 1)
+    assert reply["token_id"].startswith("lease_")
+    assert len(reply["token_id"]) == len("lease_") + 32
+    with leased.wire() as wire:
+        assert wire.ask(write(_lease_token=reply["token_id"]))["status"] == "OK"
+        again = wire.ask(write(_lease_token=reply["token_id"]))
+    assert (again["error"], again["reason"]) == ("lease_rejected", "lease already consumed")
+    with leased.operator() as operator:
+        counts = operator.ask({"aid": "_lease.gc"})
+    assert [counts[name] for name in ("ok", "active", "issued", "consumed", "rejected")] == [True, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (None, "lease not found"),
+        ({"tool_aid": "AID.OTHER.v1", "tier": 1}, f"lease tool mismatch: expected=AID.OTHER.v1 got={WRITE}"),
+        ({"tier": 0}, "lease tier too low"),
+    ],
+)
+def test_reasons(leased, asked, reason):
+    token = issue(leased, **asked)["token_id"] if asked else "lease_" + "0" * 32
+    assert leased.ask(write(_lease_token=token))["reason"] == reason
+
+
+def test_it_expires_and_its_life_is_clamped(leased):
+    reply = issue(leased, ttl_ms=1)
+    assert reply["ttl_ms"] == 1000
+    assert issue(leased, ttl_ms=10_000_000)["ttl_ms"] == 300_000
+    assert issue(leased)["ttl_ms"] == 10_000
+    time.sleep(1.1)
+    assert leased.ask(write(_lease_token=reply["token_id"]))["reason"] in ("lease expired", "lease not found")
+
+
+def test_a_star_opens_any_tool_within_its_tier(leased):
+    assert leased.ask(write(_lease_token=issue(leased, tool_aid="*", tier=1)["token_id"]))["ok"]
+    assert issue(leased, tool_aid="*")["type"] == "bad_request"
+
+
+def test_sixty_four_callers_race_with_one_token_and_exactly_one_runs(leased):
+    token = issue(leased)["token_id"]
+    replies = []
+
+    def ask():
+        with leased.wire() as wire:
+            replies.append(wire.ask(write(_lease_token=token)))
+
+    threads = [threading.Thread(target=ask) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(reply["ok"] for reply in replies) == 1
+    assert {reply["reason"] for reply in replies if not reply["ok"]} == {"lease already consumed"}
+
+
+def test_the_cache_answers_before_a_lease_is_asked_for(leased):
+    token = issue(leased)["token_id"]
+    with leased.wire() as wire:
+        assert wire.ask(write(_lease_token=token, idempotency_key="k"))["ok"]
+        assert wire.ask(write(_lease_token=token, idempotency_key="k"))["idempotent_hit"]
+        assert wire.ask(write(idempotency_key="k"))["idempotent_hit"]
+        assert wire.ask(write(idempotency_key="other"))["error"] == "lease_required"
+
+
+def test_a_token_is_given_back_when_the_call_never_ran(start, where, tmp_path):
+    broker = start(
+        config="[limits]\nqueue_seconds = 0.2\n[lease]\nenforce = true\n"
+        + toolhost("one", where["demo_plugin"], min=1, max=1),
+        env={"MACHINA_WORK_DIR": str(tmp_path / "work")},
+    )
+    token = issue(broker, ttl_ms=60000)["token_id"]
+    with broker.wire() as blocker, broker.wire() as wire:
+        blocker.send({"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":800}'})
+        time.sleep(0.1)
+        assert wire.ask(write(_lease_token=token))["type"] == "overloaded"
+        blocker.reply()
+        assert wire.ask(write(_lease_token=token))["ok"]
+
+
+def test_issuing_is_the_operators_right(leased):
+    for aid in ("_lease.issue", "_lease.gc", "_lease.list", "_lease.revoke"):
+        assert leased.ask({"aid": aid, "tool_aid": WRITE})["type"] == "forbidden"
+
+
+def test_everything_is_written_down_but_never_a_token(leased, tmp_path):
+    token = issue(leased)["token_id"]
+    leased.ask(write(_lease_token=token))
+    leased.ask(write(_lease_token=token))
+    text = next(Path(tmp_path).rglob("audit.jsonl")).read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    assert [record["what"] for record in records] == ["lease_issued", "lease_used", "lease_rejected"]
+    assert {"time", "who", "what", "aid", "tier", "token"} <= set(records[0])
+    assert len({record["token"] for record in records}) == 1
+    assert token not in text
+    assert token.removeprefix("lease_") not in text
+    assert token not in leased.log.read_text()
+
+
+def test_without_enforcement_no_token_is_asked_for(shared):
+    assert shared.ask(write("b.txt"))["type" if False else "status"] in ("OK", "TOOL_ERROR")
+
+
+def broker_command(home, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "broker", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_the_command_line_issues_lists_and_revokes(leased, tmp_path):
+    at = ("--socket", leased.path)
+    token = broker_command(tmp_path, "lease", "issue", WRITE, "--ttl", "60", *at).stdout.strip()
+    shown = broker_command(tmp_path, "lease", "list", *at).stdout
+    assert WRITE in shown
+    assert token not in shown
+    assert broker_command(tmp_path, "lease", "revoke", token, *at).stdout.startswith("revoked")
+    assert leased.ask(write(_lease_token=token))["reason"] == "lease not found"
+    assert "1 issued" in broker_command(tmp_path, "lease", "gc", *at).stdout
+    assert broker_command(tmp_path, "lease", "revoke", "nope", *at).returncode == 1
+
+
+def test_tokens_name_tcp_callers_and_rights_hold(start, where, tmp_path):
+    token = broker_command(tmp_path, "token", "new", "ci").stdout.strip()
+    assert token.startswith("tbk_")
+    assert token not in next(Path(tmp_path).rglob("tokens.json")).read_text()
+    assert broker_command(tmp_path, "token", "new", "ci").returncode == 1
+    broker = start(
+        "--tcp",
+        "127.0.0.1:0",
+        config='[[principal]]\nname = "token:ci"\ntools = ["AID.DEMO.E*", "AID.FILE.*"]\ntiers = [0]\n'
+        + toolhost("d", where["demo_plugin"]),
+    )
+    address = ("127.0.0.1", int(broker.ready.split("tcp:127.0.0.1:")[1].split()[0]))
+    with Wire(address) as wire:
+        assert wire.ask({"aid": "AID.DEMO.ECHO.v1"})["type"] == "forbidden"
+        assert wire.ask({"aid": "_tools"})["type"] == "forbidden"
+        assert wire.ask({"aid": "_auth", "token": "tbk_wrong"})["type"] == "forbidden"
+        assert wire.ended()
+    with Wire(address) as wire:
+        assert wire.ask({"aid": "_auth", "token": token})["principal"] == "token:ci"
+        assert wire.ask({"aid": "AID.DEMO.ECHO.v1"})["ok"]
+        assert wire.ask({"aid": "AID.DEMO.COUNTER.v1"})["type"] == "forbidden"
+        assert wire.ask(write())["type"] == "forbidden"
+    assert broker_command(tmp_path, "token", "revoke", "ci").returncode == 0
+    assert broker.call("AID.DEMO.COUNTER.v1")["ok"], "the owner of the socket may call everything"
