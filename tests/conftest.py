@@ -182,6 +182,7 @@ class Brokers:
                 text = served.log.read_text()
                 assert code in (0, -signal.SIGKILL), f"exit code {code}\n{text}"
                 assert "Traceback" not in text, text
+                assert "internal error" not in text, text
             finally:
                 with contextlib.suppress(OSError):
                     os.killpg(served.process.pid, signal.SIGKILL)

@@ -21,10 +21,10 @@ class _Reply(Struct):
     """What a hit repeats of the first reply, as it stood."""
 
     ok: Raw = Raw(b"false")
-    status: Raw | None = None
-    output_json: Raw | None = None
-    error: Raw | None = None
-    type: Raw | None = None
+    status: Raw = Raw()
+    output_json: Raw = Raw()
+    error: Raw = Raw()
+    type: Raw = Raw()
 
 
 _decode = msgspec.json.Decoder(_Reply).decode
@@ -54,9 +54,9 @@ class Entry:
             reply = _decode(self.line)
             parts = [b'"ok":' + bytes(reply.ok)]
             for name in ("status", "output_json", "error", "type"):
-                value = getattr(reply, name)
-                if value is not None:
-                    parts.append(b'"' + name.encode() + b'":' + bytes(value))
+                value = bytes(getattr(reply, name))
+                if value:
+                    parts.append(b'"' + name.encode() + b'":' + value)
             parts.append(b'"idempotent_hit":true,"ds_state":{}}\n')
             self._hit = b",".join(parts)
         if ids:

@@ -54,7 +54,7 @@ def test_one_probe_at_a_time_and_the_pause_doubles(touchy):
     assert 0.6 < breaker(touchy)["next_probe_seconds"] <= 1.1
 
 
-def test_a_probe_that_passes_closes_it(start, where, tmp_path):
+def test_a_probe_that_passes_closes_it(start, tmp_path):
     """A toolhost that dies for as long as a file exists."""
     host, sick = tmp_path / "host", tmp_path / "sick"
     host.write_text(

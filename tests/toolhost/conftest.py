@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from broker import where as places
+
 from .talk import Host, compile_plugin, environment, serving
 
 INCLUDE = Path(__file__).resolve().parents[2] / "toolhost" / "include"
@@ -17,21 +19,21 @@ INCLUDE = Path(__file__).resolve().parents[2] / "toolhost" / "include"
 
 @pytest.fixture(scope="session")
 def where() -> dict[str, Path]:
-    """The paths of what was built, below the directory that TOOLHOST_BUILD names."""
+    """What is installed; or, with TOOLHOST_BUILD, what was built below that directory (a sanitized build, say)."""
     build = os.environ.get("TOOLHOST_BUILD")
-    if not build:
-        pytest.skip("set TOOLHOST_BUILD to a directory with the built toolhost and plugins")
 
-    def find(name: str) -> Path:
+    def find(name: str, installed: str) -> Path:
+        if not build:
+            return Path(installed)
         found = sorted(path for path in Path(build).resolve().rglob(name) if path.is_file())
         assert found, f"no {name} below {build}"
         return found[0]
 
     return {
-        "toolhost": find("machina_toolhost"),
-        "fault_toolhost": find("fault_toolhost"),
-        "demo_plugin": find("demo_plugin.so"),
-        "fault_plugin": find("fault_plugin.so"),
+        "toolhost": find("machina_toolhost", places.toolhost()),
+        "fault_toolhost": find("fault_toolhost", places.fault_toolhost()),
+        "demo_plugin": find("demo_plugin.so", places.demo_plugin()),
+        "fault_plugin": find("fault_plugin.so", places.fault_plugin()),
         "include": INCLUDE,
     }
 

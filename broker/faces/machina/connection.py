@@ -216,7 +216,11 @@ class Connection:
         else:
             tool = self.face.registry[index]
             aid = tool.name
-            refusal = self._gate() or self._admit(tool, line, own_ids, members, slot, now)
+            try:
+                refusal = self._gate() or self._admit(tool, line, own_ids, members, slot, now)
+            except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
+                self.face.log.error("internal error", aid=aid, reason=repr(error))
+                refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None:
             self._settle(slot, refusal.line(aid, own_ids), 1)
 

@@ -54,7 +54,7 @@ class MachinaFace:
         self.on_room = on_room  # called when a caller has read what it had not
         self._on_hang_up = on_hang_up
         self._most = max_connections
-        self._log = log
+        self.log = log
         self._listeners: list[socket.socket] = []
         self._paths: list[str] = []
         self._locks: list[int] = []
@@ -115,7 +115,7 @@ class MachinaFace:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._log.error("cannot accept", reason=os.strerror(error.errno), connections=len(self.connections))
+                    self.log.error("cannot accept", reason=os.strerror(error.errno), connections=len(self.connections))
                     self._rest(listener, operator)
                 return
             self._welcome(sock, operator)
