@@ -17,7 +17,7 @@ run: $(VENV)/.installed
 	@exec $(BIN)/broker serve
 
 test: $(VENV)/.installed-dev lint build/ctest/CMakeCache.txt
-	@$(BIN)/cmake --build build/ctest --parallel
+	@$(BIN)/cmake --build build/ctest --parallel >build/ctest.log 2>&1 || { cat build/ctest.log; exit 1; }
 	@$(BIN)/ctest --test-dir build/ctest --output-on-failure
 	@$(BIN)/pytest $(PYTEST_FLAGS)
 
