@@ -38,7 +38,7 @@ class Server(Struct, forbid_unknown_fields=True, kw_only=True):
 class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
     """[limits]: what one line, one caller and one toolhost may take."""
 
-    request_bytes: Annotated[int, Meta(ge=64, le=1024 * MB)] = 10 * MB
+    request_bytes: Annotated[int, Meta(ge=64, le=256 * MB)] = 10 * MB
     reply_bytes: Annotated[int, Meta(ge=64, le=1024 * MB)] = 1 * MB
     depth: Annotated[int, Meta(ge=2, le=1024)] = 128
     timeout_seconds: Seconds = 30.0
@@ -215,7 +215,8 @@ def _toolhost_defaults(tree: dict[str, Any], origins: dict[str, str], environ: M
         value = environ.get(name)
         if not value:
             continue
-        for entry in tree.get("toolhost", []):
+        entries = tree.get("toolhost", [])
+        for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and key not in entry:
                 entry[key] = value
                 origins[f"toolhost.{entry.get('name')}.{key}"] = name
@@ -297,6 +298,9 @@ def _check(config: Config, path: Path | None) -> None:
         seen.add(host.name)
         if host.max < host.min:
             host.max = host.min
+        for variable, value in host.env.items():
+            if not variable or "=" in variable or "\0" in variable + value:
+                raise ConfigError(f"{file}: toolhost {host.name}: env {variable!r} is not a name and a value for it")
         for plugin, pin in host.sha256.items():
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
@@ -319,5 +323,8 @@ def default_socket(environ: Mapping[str, str]) -> str:
     return os.path.join(base, "broker.sock")
 
 
+OPERATOR = ".operator"
+
+
 def operator_socket(socket: str) -> str:
-    return socket + ".operator"
+    return socket + OPERATOR

@@ -7,7 +7,7 @@ carries a ticket, which is its sink: it settles what the gates have lent, then p
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import msgspec
@@ -50,8 +50,15 @@ class Follower(NamedTuple):
 
 
 class Dispatcher:
-    def __init__(self, registry: Registry, settings: Config, audit: Audit) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Config,
+        audit: Audit,
+        defer: Callable[[Callable[..., None], Session], object],
+    ) -> None:
         self.registry = registry
+        self.defer = defer  # calls a function soon, but not now
         self.limits = settings.limits
         self.enforce_leases = settings.lease.enforce
         self.audit = audit
@@ -162,11 +169,30 @@ class Dispatcher:
         tool.breaker.reset()
         self.registry.gate(tool)
 
+    def next_in(self, session: Session) -> None:
+        """A session is free: its next call begins. From the loop, never from within another call's end."""
+        if session.waiting and not session.busy:
+            session.waiting.popleft().in_turn(time.monotonic())
+            if session.waiting and not session.busy:
+                self.defer(self.next_in, session)
+
+    def refuse_waiting(self) -> None:
+        """The broker stops: what waits for its session is refused, as `refusal` says."""
+        now = time.monotonic()
+        for session in self.sessions:
+            while session.waiting:
+                session.waiting.popleft().in_turn(now)
+
     def hung_up(self, key: Hashable) -> None:
         """A connection's own state goes with it."""
         self.sessions.drop(key)
 
     def expire(self, now: float) -> None:
+        for session in self.sessions:
+            while session.waiting and session.waiting[0].since < now - self.limits.queue_seconds:
+                ticket = session.waiting.popleft()
+                text = f"{ticket.call.tool.name} waited {self.limits.queue_seconds:g} s for its session"
+                ticket.give_up(Refusal(errors.OVERLOADED, f"{text} (limits.queue_seconds)", retry_after=1))
         self.sessions.expire(now)
         self.cache.expire(now)
 
@@ -180,12 +206,14 @@ class Ticket:
         "_sink",
         "_slots",
         "_state",
+        "_waits_for",
         "call",
         "caller",
         "entry",
         "key",
         "lease",
         "probe",
+        "since",
     )
 
     def __init__(
@@ -195,6 +223,8 @@ class Ticket:
         self._sink = sink
         self._state = state
         self._session: Session | None = None
+        self._waits_for: Session | None = None
+        self.since = 0.0  # it has been waiting for its session
         self._slots: sessions.Slots = {}
         self.call = call
         self.caller = caller
@@ -214,7 +244,9 @@ class Ticket:
             return None
         session = self._dispatcher.sessions.get(self.call.session, now)
         if session.busy or session.waiting:
-            session.waiting.append(self._in_turn)
+            self._waits_for = session
+            self.since = now
+            session.waiting.append(self)
             return None
         return self._with(session, now)
 
@@ -229,12 +261,20 @@ class Ticket:
         self._submit(lines, now)
         return None
 
-    def _in_turn(self, now: float) -> None:
+    def in_turn(self, now: float) -> None:
         """The session is free for this call."""
-        session = self._dispatcher.sessions.get(self.call.session, now)
-        refusal = HUNG_UP if self.caller.gone() and not self._awaited() else self._with(session, now)
+        assert self._waits_for is not None
+        session, self._waits_for = self._waits_for, None
+        refusal = self._dispatcher.refusal()
+        if refusal is None:
+            refusal = HUNG_UP if self.caller.gone() and not self._awaited() else self._with(session, now)
         if refusal is not None:
             self.refuse(self._work(b""), refusal)
+
+    def give_up(self, refusal: Refusal) -> None:
+        """It has waited for its session for too long."""
+        self._waits_for = None
+        self.refuse(self._work(b""), refusal)
 
     def _awaited(self) -> bool:
         return self.entry is not None and bool(self.entry.waiting)
@@ -324,5 +364,5 @@ class Ticket:
         if slots is not None:
             self._dispatcher.sessions.keep(session, slots, now)
         session.busy = False
-        while session.waiting and not session.busy:
-            session.waiting.popleft()(now)
+        if session.waiting:
+            self._dispatcher.defer(self._dispatcher.next_in, session)

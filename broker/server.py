@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -46,9 +48,10 @@ class Broker:
         self.registry = Registry(settings.breaker, settings.lease.enforce)
         self.audit = Audit(settings.lease.audit or default_path())
         self.tokens = Tokens(tokens_path())
-        self.dispatcher = Dispatcher(self.registry, settings, self.audit)
+        self.dispatcher = Dispatcher(self.registry, settings, self.audit, loop.call_soon)
         self.core.tripped = self.dispatcher.tripped
         self.runtimes: list[ServeRuntime] = []
+        self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.face = MachinaFace(
             self.core,
             self.dispatcher,
@@ -112,12 +115,13 @@ class Broker:
             waiting = [pool for pool in waiting if not pool.ready and not pool.broken]
 
     def pools(self) -> Iterator[Pool]:
-        for runtime in self.runtimes:
+        for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
     def _expire(self, now: float) -> None:
-        for runtime in self.runtimes:
+        for runtime in (*self.runtimes, *self._retired):
             runtime.expire(now)
+        self._retired = [runtime for runtime in self._retired if runtime.alive()]
         self.dispatcher.expire(now)
         self.face.expire()
         since, before = self._rated
@@ -165,21 +169,32 @@ class Broker:
                         same.start(spec, tools)
                         self._tools_changed(same)
             for runtime in before.values():
-                self._remove(runtime)
+                for tool in self.registry.of(runtime):
+                    self.registry.remove(tool)
             self.runtimes = list(kept)
             for runtime, spec, tools in added:
                 self._add(runtime, spec, tools)
+            for runtime in before.values():
+                self._remove(runtime)
+            self.core.flush()
             self.settings.toolhost = settings.toolhost
             text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
             self.log.info("reloaded", result=text)
             return text
 
     def _remove(self, runtime: ServeRuntime) -> None:
-        for tool in self.registry.of(runtime):
-            self.registry.remove(tool)
-            runtime.refuse_tool(tool.index, Refusal(errors.NOT_FOUND, f"tool not found: {tool.name}"))
-        for pool in runtime.pools.values():
-            pool.drain()
+        """Its tools are gone, unless another runtime has them now: then waiting calls go there."""
+        self._retired.append(runtime)
+        waiting = [work for pool in runtime.pools.values() for work in pool.take_waiting()]
+        now = time.monotonic()
+        for work in waiting:
+            successor = self.registry.get(work.tool.name)
+            if successor is None:
+                work.sink.refuse(work, Refusal(errors.NOT_FOUND, f"tool not found: {work.tool.name}"))
+            else:
+                work.tool = successor
+                successor.runtime.submit(work, now)
+        runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
 
     async def reload_quietly(self) -> None:
         """On SIGHUP there is nobody to tell but the log."""
@@ -192,17 +207,19 @@ class Broker:
 
     async def stop(self) -> None:
         """Stops accepting, finishes what runs within the drain time, answers the rest, leaves no process behind."""
-        self.log.info("draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections))
+        if self._janitor is not None:
+            self.log.info(
+                "draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections)
+            )
         self.face.stop_accepting()
         self.dispatcher.draining = True
         refusal = self.dispatcher.refusal()
         assert refusal is not None
         for pool in self.pools():
-            pool.refuse_waiting(refusal)
+            pool.drain(refusal)
+        self.dispatcher.refuse_waiting()
         for connection in list(self.face.connections):
             connection.drain()
-        for pool in self.pools():
-            pool.drain()
         self.core.flush()
         deadline = time.monotonic() + self.settings.server.drain_seconds
         while time.monotonic() < deadline and any(pool.busy() for pool in self.pools()):
@@ -244,10 +261,21 @@ def _runtime_directory(socket: str) -> Path:
     """Private copies of plugins live beside the socket where that is our own place, else where temporary files do."""
     directory = Path(socket).parent
     if directory.name.startswith("toolhost-broker"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.stat(directory).st_uid == os.getuid():
-            return directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.stat(directory).st_uid == os.getuid() and os.access(directory, os.W_OK):
+                return directory
+        except OSError as error:
+            raise ConfigError(f"cannot make {directory}: {error.strerror}; choose another --socket") from None
     return Path(tempfile.gettempdir())
+
+
+def _raise_descriptor_limit() -> None:
+    """As many connections as the system allows us, not as many as the shell happened to set."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else 65536, hard))
 
 
 async def serve(
@@ -260,6 +288,7 @@ async def serve(
     """Runs until SIGTERM or SIGINT; a second one does not wait for what runs."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
+    _raise_descriptor_limit()
     broker = Broker(loop, settings, socket, log)
     broker.reload_config = reload_config
 

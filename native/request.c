@@ -315,7 +315,10 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
             break;
         }
         read_envelope(&e, line.data, line.len, max_depth);
-        if (kind == TB_OVERSIZE) e.problem = TB_TOO_LONG;
+        if (kind == TB_OVERSIZE) {
+            e.problem = TB_TOO_LONG;
+            if (e.known[TB_ID].end == line.data + line.len) e.seen &= ~(1 << TB_ID); /* a number, perhaps cut */
+        }
         if (e.problem) {
             failed = add_one(b, &e, TB_BAD, -1, &line, line.data);
             continue;

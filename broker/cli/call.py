@@ -39,15 +39,15 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    text = sys.stdin.read() if arguments.json == "-" else arguments.json
     try:
+        text = sys.stdin.read() if arguments.json == "-" else arguments.json
         msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         return fail(ValueError(f"the input is not JSON: {error} (quote it for the shell: '{{\"key\":1}}')"), 2)
     request: dict[str, Any] = {"aid": arguments.aid, "input_json": text}
     if arguments.timeout is not None:
-        if arguments.timeout <= 0:
-            return fail(ValueError("--timeout must be above 0"), 2)
+        if not 0 < arguments.timeout < 1e6:
+            return fail(ValueError("--timeout must be a number of seconds above 0"), 2)
         request["timeout_ms"] = max(1, round(arguments.timeout * 1000))
     if arguments.key is not None:
         request["idempotency_key"] = arguments.key
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return fail(error)
     reply: dict[str, Any] = msgspec.json.decode(line)
     succeeded = reply.get("status", "OK" if reply.get("ok") else "") == "OK"
-    if arguments.raw:
+    if arguments.raw or (succeeded and "output_json" not in reply):
         print(line.decode().rstrip("\n"))
     elif succeeded:
         print(reply.get("output_json", ""))

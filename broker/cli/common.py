@@ -60,7 +60,9 @@ def ask(path: str, request: bytes, seconds: float = 330.0) -> bytes:
 
 def operate(arguments: argparse.Namespace, aid: str, **members: Any) -> dict[str, Any]:
     """A question to the operator's socket, found from the callers'."""
-    path = config.operator_socket(socket_path(arguments))
+    path = socket_path(arguments)
+    if not path.endswith(config.OPERATOR):
+        path = config.operator_socket(path)
     reply: dict[str, Any] = msgspec.json.decode(ask(path, msgspec.json.encode({"aid": aid, **members}), 10.0))
     if not reply.get("ok"):
         raise Unreachable(str(reply.get("error")))

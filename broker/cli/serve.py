@@ -58,7 +58,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     if arguments.plugin or arguments.toolhost:
         name = os.path.basename(binary) if binary else "toolhost"
         added = Toolhost(name=_free_name(name, hosts), binary=binary, plugins=arguments.plugin or [])
-        added.min = int(os.environ.get("MACHINA_TOOLHOST_POOL_SIZE") or added.min)
+        added.min = _pool_size(added.min)
         added.max = max(added.min, added.max)
         hosts.append(added)
         loaded.origins[f"toolhost.{added.name}"] = "flags"
@@ -68,6 +68,13 @@ def load(arguments: argparse.Namespace) -> Loaded:
     for host in hosts:
         _check_files(host, loaded)
     return loaded
+
+
+def _pool_size(usual: int) -> int:
+    text = os.environ.get("MACHINA_TOOLHOST_POOL_SIZE") or str(usual)
+    if not text.isdecimal():
+        raise ConfigError(f"MACHINA_TOOLHOST_POOL_SIZE={text!r}: expected a whole number")
+    return int(text)
 
 
 def _free_name(name: str, hosts: list[Toolhost]) -> str:

@@ -38,7 +38,7 @@ def fingerprint(token: str) -> str:
 
 
 class Lease:
-    __slots__ = ("expires", "fingerprint", "issuer", "spent", "tier", "token", "tool")
+    __slots__ = ("expires", "fingerprint", "issuer", "spent", "tier", "token", "tool", "used")
 
     def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str) -> None:
         self.token = token
@@ -48,6 +48,7 @@ class Lease:
         self.expires = expires
         self.issuer = issuer
         self.spent = False  # reserved by a call, or used
+        self.used = False  # for good
 
 
 class Counts(NamedTuple):
@@ -99,7 +100,7 @@ class Leases:
     def use(self, lease: Lease) -> None:
         """The call has been handed over: the lease is gone for good."""
         self._consumed += 1
-        lease.spent = True
+        lease.used = True
 
     def give_back(self, lease: Lease) -> None:
         """The call never ran: the lease can be used, until it expires."""
@@ -125,7 +126,7 @@ class Leases:
         if len(self._by_digest) < self._most:
             return
         self.gc(now)
-        for digest in [digest for digest, lease in self._by_digest.items() if lease.spent]:
+        for digest in [digest for digest, lease in self._by_digest.items() if lease.used]:
             if len(self._by_digest) < self._most:
                 return
             del self._by_digest[digest]

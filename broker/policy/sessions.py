@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterator
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -79,17 +80,29 @@ def written(slots: Slots) -> bytes:
     return b'"ds_state":' + _encode({"slots": slots})
 
 
+class Waiting(Protocol):
+    """A call that waits for its session."""
+
+    since: float
+    call: Any
+
+    def in_turn(self, now: float) -> None: ...
+
+    def give_up(self, refusal: Any) -> None: ...
+
+
 class Session:
     """One caller's state, and the calls that wait for their turn on it."""
 
-    __slots__ = ("busy", "size", "slots", "used", "waiting")
+    __slots__ = ("busy", "dropped", "size", "slots", "used", "waiting")
 
     def __init__(self) -> None:
         self.slots: Slots = {}
         self.size = 0
         self.used = 0.0
         self.busy = False
-        self.waiting: deque[Callable[[float], object]] = deque()  # each starts a call, or ends it
+        self.dropped = False  # nobody will find it again
+        self.waiting: deque[Waiting] = deque()
 
 
 class Sessions:
@@ -105,6 +118,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
     def get(self, key: Hashable, now: float) -> Session:
         session = self._sessions.get(key)
         if session is None:
@@ -116,10 +132,12 @@ class Sessions:
 
     def keep(self, session: Session, slots: Slots, now: float) -> None:
         """The session's new state."""
+        if session.dropped:
+            return
         size = sum(len(key) + len(bytes(value)) for key, value in slots.items())
         self.size += size - session.size
         session.size = size
-        session.slots = slots
+        session.slots = {slot: value.copy() for slot, value in slots.items()}  # not the whole line that they came in
         session.used = now
         self._shrink()
 
@@ -127,7 +145,7 @@ class Sessions:
         session = self._sessions.pop(key, None)
         if session is not None:
             self.size -= session.size
-            session.size = 0
+            session.dropped = True
 
     def expire(self, now: float) -> None:
         for key, session in list(self._sessions.items()):

@@ -54,8 +54,11 @@ class Core:
         now = time.monotonic()
         when, idle, total, share = self._cpu
         if now - when >= IDLE_WINDOW_SECONDS:
-            with open("/proc/stat", "rb") as stat:
-                ticks = [int(part) for part in stat.readline().split()[1:9]]
+            try:
+                with open("/proc/stat", "rb") as stat:
+                    ticks = [int(part) for part in stat.readline().split()[1:9]]
+            except OSError:  # out of descriptors: what was true is the best guess
+                return share
             idle_now, total_now = ticks[3] + ticks[4], sum(ticks)
             if when and total_now > total:
                 share = (idle_now - idle) / (total_now - total)
@@ -66,4 +69,7 @@ class Core:
         while self.dirty:
             dirty, self.dirty = self.dirty, []
             for peer in dirty:
-                peer.flush()
+                try:
+                    peer.flush()
+                except Exception as error:  # one peer's trouble is not the others'
+                    self.loop.call_exception_handler({"message": "a peer could not be written to", "exception": error})

@@ -61,6 +61,7 @@ class Host:
 
     __slots__ = (
         "alone",
+        "asked_to_leave",
         "born",
         "calls",
         "deadline",
@@ -92,6 +93,7 @@ class Host:
         self.generation = pool.generation
         self.flight: deque[Work] = deque()
         self.inflight = 0  # calls in `flight`
+        self.asked_to_leave = False
         self.lived = False  # it has answered at least once
         self.alone = True  # nobody may be put behind what it is doing
         self.quotes = True  # its refusals name the line that they answer
@@ -213,6 +215,9 @@ class Host:
                 work.sink.deliver(work, data, lines)
             stopped = taken.stopped
             if stopped == lib.TB_REPLY_OVERSIZE:
+                if work.tool is Fence.TOOL:
+                    self.pool.violation(self, work.tool, "answered a line that no tool answers with far too much")
+                    return
                 answered += 1
                 self._oversize(work)
             elif stopped == lib.TB_REPLY_JUNK:
@@ -236,7 +241,7 @@ class Host:
             if not self.alone:
                 self.pool.host_free(self)
         elif first is not None and first.tool is not Fence.TOOL:
-            if self.alone and first.tool.clean < NEWCOMER_CALLS:
+            if self.alone and (first.tool.clean < NEWCOMER_CALLS or not self.pool.settings.pipeline):
                 if self.quotes:
                     self.send(Fence(self, self.pool.startup_seconds, first.tool).work, now)
                 else:
@@ -309,7 +314,8 @@ class Host:
             self.loop.remove_reader(self.process.stderr)
 
     def _input_broken(self) -> None:
-        """It no longer reads. Its death, or the closing of its output, tells the rest."""
+        if not self.stop_reason:
+            self.die("stopped reading its input")
 
     def last_words(self) -> str:
         lines = self.stderr.decode(errors="replace").strip().splitlines()
@@ -327,6 +333,7 @@ class Host:
         if self.stop_reason:
             return
         self.stop_reason = reason
+        self.asked_to_leave = True
         self.outbox.close()
         self.process.close_stdin()
         self.loop.call_later(GRACE_SECONDS, self.process.kill)

@@ -32,6 +32,12 @@ class Janitor:
             self._core.loop.call_later(ROUND_SECONDS, self._round)
 
     def _round(self) -> None:
+        try:
+            self._clean()
+        finally:  # whatever went wrong, there is a next round
+            self._schedule()
+
+    def _clean(self) -> None:
         now = time.monotonic()
         self._core.idle()  # so that it is always of the recent past
         for expire in self._rounds:
@@ -41,7 +47,6 @@ class Janitor:
             self._weigh()
             process.end_orphans()
         self._core.flush()
-        self._schedule()
 
     def _weigh(self) -> None:
         """Recycles toolhosts that have grown too much since they came alive."""

@@ -33,6 +33,7 @@ CPUS = len(os.sched_getaffinity(0))
 IDLE_ENOUGH = 0.15  # of the machine
 BROKEN_AFTER = 5  # starts that failed in a row
 BACKOFF_SECONDS = (0.05, 30.0)
+SETTLED_SECONDS = 5.0  # a toolhost that dies earlier without having done anything did not start well
 JITTER = 0.1
 RERUNS = 3
 
@@ -57,7 +58,7 @@ class Pool:
         self.reserved: Host | None = None  # kept free of new work until a slow call can have it
         self._patience: asyncio.TimerHandle | None = None
         self.held = False  # calls wait while the plugin is being replaced
-        self.closed = False
+        self.closed: Refusal | None = None  # no new work; what it is told
         self.failures = 0  # starts in a row
         self.broken = ""  # why
         self.retry_at = 0.0
@@ -90,7 +91,7 @@ class Pool:
 
     def _start(self) -> bool:
         now = time.monotonic()
-        if self._spec is None or self.closed or now < self.retry_at:
+        if self._spec is None or self.closed is not None or now < self.retry_at:
             return False
         if self.size >= self.settings.max or self.core.processes >= self.limits.processes:
             return False
@@ -114,7 +115,7 @@ class Pool:
             host.expires = now + self.settings.lifetime_seconds * random.uniform(1 - JITTER, 1 + JITTER)
             host.max_calls = round(self.settings.max_calls * random.uniform(1 - JITTER, 1 + JITTER))
             self.starting.add(host)
-            if self.closed or generation != self.generation:
+            if self.closed is not None or generation != self.generation:
                 self.retire(host, "not needed any more")
         self.core.flush()
 
@@ -129,11 +130,18 @@ class Pool:
             self.broken = reason
             for work in self._clear_queue():
                 self._refuse_broken(work)
-        elif not self.closed:
+        elif self.closed is None:
             self.core.loop.call_later(wait, self._again)
 
+    def _start_succeeded(self) -> None:
+        """A toolhost has done real work, or lived for a while: what failed before is forgotten."""
+        if self.failures:
+            self.failures = 0
+            self.broken = ""
+            self.retry_at = 0.0
+
     def _again(self) -> None:
-        if not self.closed:
+        if self.closed is None:
             self.fill()
             self._grow()
 
@@ -152,12 +160,20 @@ class Pool:
     # --- work in ----------------------------------------------------------------------------------------------------
 
     def submit(self, work: Work, now: float) -> None:
-        if self.broken and now < self.retry_at:
+        if self.closed is not None:
+            work.sink.refuse(work, self.closed)
+        elif self.broken and now < self.retry_at:
             self._refuse_broken(work)
-        elif self.held or self.queue.waits(work.tool) or not self._place(work, now):
-            self.core.queued_bytes += len(work.lines)
-            self.queue.push(work, now)
+        elif self.held or self.queue.waits(work.tool):
+            self._enqueue(work, now)
+            self.pump(now)  # those in front may be waiting for something else than room
+        elif not self._place(work, now):
+            self._enqueue(work, now)
             self._grow()
+
+    def _enqueue(self, work: Work, now: float, *, front: bool = False) -> None:
+        self.core.queued_bytes += len(work.lines)
+        self.queue.push(work, now, front=front)
 
     def _refuse_broken(self, work: Work) -> None:
         work.sink.refuse(
@@ -174,11 +190,7 @@ class Pool:
         tool = work.tool
         if self._runs_alone(tool):
             return self._place_alone(work, now)
-        window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
-        if tool.cost * 10 < WINDOW_SECONDS:
-            window = max(WINDOW_FAST, window)
-        if tool.size * window > WINDOW_BYTES:
-            window = max(1, int(WINDOW_BYTES / tool.size))
+        window = self._window(tool)
         while True:
             host = self._least_busy()
             if host is None or host.inflight >= window or host.outbox.size > OUTBOX_MOST:
@@ -188,6 +200,15 @@ class Pool:
                 host.send(work, now)
                 return True
             host.send(work.take(room), now)
+
+    def _window(self, tool: Tool) -> int:
+        """How many calls of this tool may be in one toolhost's pipe: about a millisecond's, and not too many bytes."""
+        window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
+        if tool.cost * 10 < WINDOW_SECONDS:
+            window = max(WINDOW_FAST, window)
+        if tool.size * window > WINDOW_BYTES:
+            window = max(1, int(WINDOW_BYTES / tool.size))
+        return window
 
     def _runs_alone(self, tool: Tool) -> bool:
         """Slow tools, newcomers, and toolhosts that are not to be given more than one call at a time."""
@@ -206,20 +227,29 @@ class Pool:
 
     def _place_alone(self, work: Work, now: float) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
-        alone = sum(host.alone for host in self.ready)
-        most = max(1, self.settings.max - (work.tool.cost > SLOW_SECONDS))
-        while alone < most:
-            host = next((h for h in self.ready if not h.flight and not h.alone), None)
-            if host is None:
-                break
+        while (host := self._idle_for(work.tool)) is not None:
             if host is self.reserved:
                 self.reserved = None
-            alone += 1
             if work.count == 1:
                 host.send_alone(work, now)
                 return True
             host.send_alone(work.take(1), now)
         return False
+
+    def _idle_for(self, tool: Tool) -> Host | None:
+        if not self._may_be_alone(tool):
+            return None
+        return next((host for host in self.ready if not host.flight and not host.alone), None)
+
+    def _may_be_alone(self, tool: Tool) -> bool:
+        alone = sum(host.alone for host in self.ready)
+        return alone < max(1, self.settings.max - (tool.cost > SLOW_SECONDS))
+
+    def _has_room(self, tool: Tool) -> bool:
+        if self._runs_alone(tool):
+            return self._idle_for(tool) is not None
+        host = self._least_busy()
+        return host is not None and host.inflight < self._window(tool) and host.outbox.size <= OUTBOX_MOST
 
     def pump(self, now: float) -> None:
         """Gives waiting calls what room there is, each tool and each caller in turn."""
@@ -238,6 +268,8 @@ class Pool:
 
     def _pump_lane(self, lane: Lane, now: float) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
+        if not self._has_room(lane.tool):
+            return False
         work = lane.pop(1 if self._runs_alone(lane.tool) else WINDOW_MOST)
         if work is None:
             return False
@@ -255,7 +287,7 @@ class Pool:
             self._start()
         if self._patience is None:
             self._patience = self.core.loop.call_later(PATIENCE_SECONDS, self._out_of_patience)
-        if not any(self._runs_alone(lane.tool) for lane in self.queue):
+        if not any(self._runs_alone(lane.tool) and self._may_be_alone(lane.tool) for lane in self.queue):
             self.reserved = None
         elif self.reserved is None:
             busy = [host for host in self.ready if not host.alone]
@@ -278,7 +310,7 @@ class Pool:
             coming += 1
         if fast and not coming and self.size < CPUS:
             self._start()
-        if self.queue and not self.closed:
+        if self.queue and self.closed is None:
             self._grow()
 
     def _worth_it(self) -> bool:
@@ -294,15 +326,14 @@ class Pool:
             self.ready.append(host)
             host.lived = True
             host.rss = process.resident(host.process.pid)
-            self.failures = 0
-            self.broken = ""
-            self.retry_at = 0.0
         elif host in self.leaving:
             if not host.flight:
                 host.finish("replaced")
             return
-        elif host.max_calls and host.calls >= host.max_calls:
-            self.recycle(host, "call count")
+        else:
+            self._start_succeeded()
+            if host.max_calls and host.calls >= host.max_calls:
+                self.recycle(host, "call count")
         self.pump(time.monotonic())
 
     def recycle(self, host: Host, reason: str) -> None:
@@ -325,14 +356,16 @@ class Pool:
         self.core.processes -= 1
         now = time.monotonic()
         works = host.abandon()
-        if not host.lived and not self.closed:
+        working = any(work.tool is not Fence.TOOL for work in works)
+        short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not host.asked_to_leave
+        if not working and (not host.lived or short) and self.closed is None:
             self._start_failed(self._obituary(host), now)
-        elif works:
+        elif working:
             self.counts["crash"] += 1
             self.last_reason = self._obituary(host)
             self.log.warning("toolhost died", pool=self.name, pid=host.process.pid, reason=self.last_reason)
             self._lose_first(works, Refusal(errors.CRASH, f"{works[0].tool.name}: {self.last_reason}"), now)
-        if not self.closed:
+        if self.closed is None:
             self.fill()
             self.pump(now)
 
@@ -357,11 +390,13 @@ class Pool:
             else:
                 self.failed(call, refusal)
         for work in reversed(works):
+            if self.closed is not None:
+                work.sink.refuse(work, self.closed)
+                continue
             work.trim()
             work.queued = 0.0
             self.counts["moved"] += work.count
-            self.core.queued_bytes += len(work.lines)
-            self.queue.push(work, now, front=True)
+            self._enqueue(work, now, front=True)
 
     def _may_rerun(self, tool: Tool) -> bool:
         return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self.settings.rerun)
@@ -447,6 +482,8 @@ class Pool:
                 ),
             )
         for host in list(self.ready):
+            if self.failures and now - host.born > SETTLED_SECONDS:
+                self._start_succeeded()
             if now > host.expires:
                 self.recycle(host, "lifetime")
             elif len(self.ready) > self.settings.min and not host.flight and now - host.mark > self._idle_seconds():
@@ -471,16 +508,20 @@ class Pool:
 
     def close(self, refusal: Refusal) -> None:
         """Ends every process; whatever is still in flight gets this answer."""
-        self.closed = True
-        self.refuse_waiting(refusal)
+        self.drain(refusal)
         for host in [*self.ready, *self.starting, *self.leaving]:
             for work in host.abandon():
                 work.sink.refuse(work, refusal)
             host.die("broker is stopping")
 
-    def drain(self) -> None:
-        """Idle toolhosts leave now; the others when they have answered."""
-        self.closed = True
+    def take_waiting(self) -> list[Work]:
+        """What has not been handed over, for somebody else to run."""
+        return self._clear_queue()
+
+    def drain(self, refusal: Refusal) -> None:
+        """What waits is refused; idle toolhosts leave now, the others when they have answered."""
+        self.closed = refusal
+        self.refuse_waiting(refusal)
         for host in [*self.ready, *self.starting]:
             self.retire(host, "broker is stopping")
 

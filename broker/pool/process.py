@@ -130,7 +130,13 @@ def spawn(spec: Spec) -> Process:
         with _births:
             pid = _spawn(spec, child_ends)
             _ours.add(pid)
-        return Process(pid, *parent_ends)
+        try:
+            return Process(pid, *parent_ends)
+        except OSError:  # no descriptor left to watch it by
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            _ours.discard(pid)
+            raise
     except OSError as error:
         for fd in parent_ends:
             os.close(fd)
@@ -232,7 +238,11 @@ def end_orphans() -> None:
 def children() -> list[int]:
     """Our direct children, of every thread."""
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except OSError:  # out of descriptors
+        return []
+    for task in tasks:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as listing:
             found += map(int, listing.read().split())
     return found

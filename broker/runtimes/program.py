@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import select
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,12 +67,16 @@ class Plugin:
             )
         directory = self._private / digest[:16]
         copy = directory / self.source.name
-        if not copy.exists():
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = directory / f".{self.source.name}.{os.getpid()}"
-            draft.write_bytes(content)
-            draft.chmod(0o500)
-            draft.rename(copy)
+        try:
+            if not copy.exists():
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                fd, draft = tempfile.mkstemp(dir=directory)  # two may copy at once
+                with os.fdopen(fd, "wb") as file:
+                    file.write(content)
+                os.chmod(draft, 0o500)
+                os.rename(draft, copy)
+        except OSError as error:
+            raise ConfigError(f"plugin {self.source} cannot be copied to {directory}: {error.strerror}") from None
         return copy
 
 

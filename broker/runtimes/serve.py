@@ -67,8 +67,8 @@ class ServeRuntime:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
         try:
             spec, tools = await asyncio.to_thread(self.program.learn, self._log)
-        except ConfigError as error:
-            self.problem = str(error)
+        except Exception as error:  # a ConfigError says it well; anything else must not hold the calls either
+            self.problem = str(error) if isinstance(error, ConfigError) else repr(error)
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
             self._refreshing = None
             for pool in self.pools.values():
@@ -87,6 +87,13 @@ class ServeRuntime:
             pool.expire(now)
             if principal and not pool.alive() and not pool.queue:
                 del self.pools[principal]
+
+    def alive(self) -> bool:
+        return any(pool.alive() for pool in self.pools.values())
+
+    def drain(self, refusal: Refusal) -> None:
+        for pool in self.pools.values():
+            pool.drain(refusal)
 
     def refuse_tool(self, index: int, refusal: Refusal) -> None:
         """A tool has gone: nobody will answer those who wait for it."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from broker.faces.machina.listener import MachinaFace
 
 LINES_A_SCAN = 4096
+LONGEST_SESSION = 256
+LINGER_SECONDS = 1.0  # for a TCP caller to read its last replies before the connection is torn down
 READS_AT_THE_END = 64  # of what is already here when the broker stops
 OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
 
@@ -174,10 +176,10 @@ class Connection:
                     else:
                         self._one(items, at, out, ids, lines, now)
             self._more = bool(more)
-            if not more:
-                return
             if self._choked() and not self.face.dispatcher.draining:
                 self._pause()
+                return
+            if not more:
                 return
         self._more = False
 
@@ -231,9 +233,9 @@ class Connection:
         milliseconds = None
         asked = members.raw(TIMEOUT_MS)
         if asked is not None:
-            if not asked.isdigit() or not int(asked):
+            if not asked.isdigit() or not asked.strip(b"0"):
                 return _wrong_type(TIMEOUT_MS)
-            milliseconds = int(asked)
+            milliseconds = int(asked[-12:]) if len(asked) <= 12 else 10**12
         if ids is None and members.raw(STREAM) == b"true":
             return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
         call = Call(tool, line, ids, dispatcher.timeout(tool, milliseconds), slot)
@@ -242,11 +244,17 @@ class Connection:
         call.ds_state = members.raw(DS_STATE)
         if call.ds_state is not None:
             session = members.text(SESSION)
+            if len(session) > LONGEST_SESSION:
+                return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_SESSION} characters')
             call.session = (self.principal, session) if session else self
         return dispatcher.admit(call, self, self, now)
 
     async def _control(self, aid: str, line: bytes, ids: bytes | None, slot: Slot | None) -> None:
-        result = await self.face.control(self, aid, line)
+        try:
+            result = await self.face.control(self, aid, line)
+        except Exception as error:  # whatever it is, the line gets its answer
+            self.face.log.error("internal error", aid=aid, reason=repr(error))
+            result = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if isinstance(result, Refusal):
             reply = result.line(aid, ids)
         else:
@@ -402,6 +410,8 @@ class Connection:
 
     def _turn(self) -> None:
         """After each round: read on, stop reading, or leave."""
+        if self.closed:
+            return
         if self.ending:
             if not self._unanswered and not self._outbox.size:
                 self.close()
@@ -478,8 +488,38 @@ class Connection:
         self._pause()
         self._outbox.close()
         self._first_slot = self.last_slot = None
-        self._sock.close()
+        self._held = 0
+        if self.local or not self.ending:
+            self._sock.close()
+        else:
+            self._linger()
         self.face.hung_up(self)
+
+    def _linger(self) -> None:
+        """TCP throws away what a caller has not read yet when we close on unread input: so its input is read away."""
+        sock, loop, fd = self._sock, self._loop, self._fd
+
+        def over() -> None:
+            if sock.fileno() >= 0:
+                loop.remove_reader(fd)
+                sock.close()
+
+        def read_away() -> None:
+            try:
+                if not sock.recv(65536):
+                    over()
+            except BlockingIOError:
+                pass
+            except OSError:
+                over()
+
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            sock.close()
+            return
+        loop.add_reader(fd, read_away)
+        loop.call_later(LINGER_SECONDS, over)
 
 
 def _wrong_type(member: int) -> Refusal:

@@ -70,6 +70,8 @@ class MachinaFace:
         _private_directory(Path(path).parent)
         self._locks.append(_lock(path))
         with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ConfigError(f"--socket {path} is there already and is not a socket; choose another")
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
@@ -196,7 +198,10 @@ def _private_directory(directory: Path) -> None:
 
 def _lock(path: str) -> int:
     """One broker a socket: the lock, not the socket's file, says whether one is alive."""
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}.lock: {error.strerror}; choose another --socket") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
