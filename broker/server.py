@@ -68,7 +68,7 @@ class Broker:
         self.rate = 0.0  # calls a second, recently
         self._rated = (self.started, 0)
         self.reload_config: Callable[[], Config] | None = None
-        self._private = Path(tempfile.mkdtemp(prefix="plugins-", dir=_runtime_directory(socket)))
+        self._private = _private_directory(_runtime_directory(socket))
         self._spawner = Spawner()
         self._janitor: Janitor | None = None
         self._reloading = asyncio.Lock()
@@ -255,6 +255,16 @@ def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]]) -> Non
                 sources = f"one from {seen[tool.aid]}, one from {runtime.source}"
                 raise ConfigError(f"two tools are called {tool.aid}: {sources}")
             seen[tool.aid] = runtime.source
+
+
+def _private_directory(parent: Path) -> Path:
+    """For our copies of plugins. What a broker that was killed has left there is removed."""
+    for left in parent.glob("toolhost-plugins-*-*"):
+        pid = left.name.split("-")[2]
+        with contextlib.suppress(OSError):
+            if left.stat().st_uid == os.getuid() and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"toolhost-plugins-{os.getpid()}-", dir=parent))
 
 
 def _runtime_directory(socket: str) -> Path:

@@ -242,8 +242,13 @@ class Pool:
         return next((host for host in self.ready if not host.flight and not host.alone), None)
 
     def _may_be_alone(self, tool: Tool) -> bool:
+        """The last toolhost is for those who are not known to be slow and have none yet."""
         alone = sum(host.alone for host in self.ready)
-        return alone < max(1, self.settings.max - (tool.cost > SLOW_SECONDS))
+        if alone < max(1, self.settings.max - 1):
+            return True
+        if alone >= self.settings.max or tool.cost > SLOW_SECONDS:
+            return False
+        return not any(host.flight and host.flight[0].tool is tool for host in self.ready)
 
     def _has_room(self, tool: Tool) -> bool:
         if self._runs_alone(tool):
