@@ -34,6 +34,7 @@ class Tool:
     """A tool that can be called: its description, where it runs, and what we have learned about it."""
 
     __slots__ = (
+        "best",
         "breaker",
         "calls",
         "clean",
@@ -59,6 +60,7 @@ class Tool:
         self.runtime = runtime
         self.timeout = timeout
         self.cost = 0.0  # recent seconds a call; 0 until measured
+        self.best = 0.0  # the least of them, of late: what is left when the machine's own delays are not counted
         self.size = 0.0  # recent bytes a reply
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0

@@ -105,7 +105,7 @@ class Registry:
                 tool.tier = tier_of(tool.name, tool.info.side_effects)
                 self.gate(tool)
                 tool.clean = 0
-                tool.cost = 0.0
+                tool.cost = tool.best = 0.0
             else:
                 gone.append(tool)
                 self.remove(tool)

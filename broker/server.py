@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import shutil
@@ -314,6 +315,8 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(broker.reload_quietly()))
     try:
         places = await broker.start()
+        gc.freeze()  # what is there now stays: no collection need look at it again
+        gc.set_threshold(50_000, 20, 20)
         ready(broker, places)
         await stopped.wait()
     finally:

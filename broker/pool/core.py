@@ -30,6 +30,7 @@ class Core:
         "loop",
         "processes",
         "queued_bytes",
+        "round",
         "scanned",
         "take_batch",
         "taken",
@@ -46,6 +47,7 @@ class Core:
         self.dirty: list[Flushable] = []
         self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
         self.tripped: Callable[[Tool], None] = _ignore  # a breaker has: the broker says what follows
+        self.round = 0  # counts the reads from callers: what was true at the last one need not be looked at again
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers
 

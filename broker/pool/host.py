@@ -366,5 +366,9 @@ class Host:
 
 
 def _learn(tool: Tool, sample: float) -> None:
-    """Quickly both ways: a tool that turns slow must not keep its place in front of others."""
+    """The cost follows quickly both ways; the best one falls at once and rises slowly."""
     tool.cost = (tool.cost + sample) / 2 if tool.cost else sample
+    if not tool.best or sample < tool.best:
+        tool.best = sample
+    else:
+        tool.best += (sample - tool.best) / 16

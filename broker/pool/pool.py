@@ -23,9 +23,8 @@ from broker.pool.core import Core
 from broker.pool.host import NEWCOMER_CALLS, PROBATION, SLOW_SECONDS, Fence, Host
 from broker.pool.process import Process, Spawner, SpawnError, Spec
 
-WINDOW_SECONDS = 0.001  # of work in one toolhost's pipe
-WINDOW_MOST = 512
-WINDOW_FAST = 32  # at least, for tools under a tenth of the window: a round trip is not their fault
+WINDOW_SECONDS = 0.002  # of work in one toolhost's pipe
+WINDOW_LEAST, WINDOW_MOST = 2, 512  # two: waiting for a wake-up costs a machine that is busy more than the call
 WINDOW_BYTES = 4 * 1024 * 1024  # of replies that may come from one toolhost at once
 OUTBOX_MOST = 4 * 1024 * 1024
 PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
@@ -203,16 +202,14 @@ class Pool:
 
     def _window(self, tool: Tool) -> int:
         """How many calls of this tool may be in one toolhost's pipe: about a millisecond's, and not too many bytes."""
-        window = min(WINDOW_MOST, int(WINDOW_SECONDS / tool.cost)) if tool.cost else 1
-        if tool.cost * 10 < WINDOW_SECONDS:
-            window = max(WINDOW_FAST, window)
+        window = min(WINDOW_MOST, max(WINDOW_LEAST, int(WINDOW_SECONDS / tool.cost)))
         if tool.size * window > WINDOW_BYTES:
             window = max(1, int(WINDOW_BYTES / tool.size))
         return window
 
     def _runs_alone(self, tool: Tool) -> bool:
         """Slow tools, newcomers, and toolhosts that are not to be given more than one call at a time."""
-        return tool.cost > SLOW_SECONDS or tool.clean < NEWCOMER_CALLS or not self.settings.pipeline
+        return tool.best > SLOW_SECONDS or tool.clean < NEWCOMER_CALLS or not self.settings.pipeline
 
     def _least_busy(self) -> Host | None:
         best = None
@@ -246,7 +243,7 @@ class Pool:
         alone = sum(host.alone for host in self.ready)
         if alone < max(1, self.settings.max - 1):
             return True
-        if alone >= self.settings.max or tool.cost > SLOW_SECONDS:
+        if alone >= self.settings.max or tool.best > SLOW_SECONDS:
             return False
         return not any(host.flight and host.flight[0].tool is tool for host in self.ready)
 

@@ -30,6 +30,7 @@ class ServeRuntime:
         self._spawner = spawner
         self._log = log
         self._spec: Spec | None = None
+        self._looked = -1  # at the plugin's file, in which round
         self._refreshing: asyncio.Task[None] | None = None
 
     def start(self, spec: Spec, tools: list[ToolInfo]) -> None:
@@ -56,12 +57,18 @@ class ServeRuntime:
         return pool
 
     def submit(self, work: Work, now: float) -> None:
+        if self._looked != self._core.round:
+            self._looked = self._core.round
+            self._look()
+        principal = "" if self.program.settings.isolate == "none" else work.caller.principal
+        (self.pools.get(principal) or self._new_pool(principal)).submit(work, now)
+
+    def _look(self) -> None:
+        """Once a read: has the plugin been replaced? Then calls wait until the new one is loaded."""
         if self._refreshing is None and self.program.changed():
             self._refreshing = self._core.loop.create_task(self._refresh())
             for pool in self.pools.values():
                 pool.held = True
-        principal = "" if self.program.settings.isolate == "none" else work.caller.principal
-        (self.pools.get(principal) or self._new_pool(principal)).submit(work, now)
 
     async def _refresh(self) -> None:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""

@@ -132,7 +132,6 @@ class Connection:
         self._more = False  # the framer holds lines that have not been looked at
         self.ending = False  # no more lines will be taken
         self.closed = False
-        self.heard = time.monotonic()
         self._set_rights()
         self._loop.add_reader(self._fd, self._on_readable)
 
@@ -155,7 +154,7 @@ class Connection:
         view = self._core.view
         limits = self.face.limits
         now = time.monotonic()
-        self.heard = now
+        self._core.round += 1
         while not self.ending and not self.closed:
             if lib.tb_scan(self._framer, self._table, self._core.scanned, LINES_A_SCAN, limits.depth, view):
                 raise MemoryError
