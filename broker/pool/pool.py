@@ -94,6 +94,8 @@ class Pool:
             return False
         if self.size >= self.settings.max or self.core.processes >= self.limits.processes:
             return False
+        if self.failures and (self.starting or self.spawning):
+            return False  # one at a time, until one has done well
         self.spawning += 1
         self.core.processes += 1
         generation = self.generation
