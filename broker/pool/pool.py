@@ -18,15 +18,11 @@ from broker.errors import Refusal
 from broker.model import HUNG_UP, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
-from broker.pool import process
+from broker.pool import placing, process
 from broker.pool.core import Core
-from broker.pool.host import NEWCOMER_CALLS, PROBATION, SLOW_SECONDS, Fence, Host
+from broker.pool.host import PROBATION, Fence, Host
 from broker.pool.process import Process, Spawner, SpawnError, Spec
 
-WINDOW_SECONDS = 0.002  # of work in one toolhost's pipe
-WINDOW_LEAST, WINDOW_MOST = 2, 512  # two: waiting for a wake-up costs a machine that is busy more than the call
-WINDOW_BYTES = 4 * 1024 * 1024  # of replies that may come from one toolhost at once
-OUTBOX_MOST = 4 * 1024 * 1024
 PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
 CPUS = len(os.sched_getaffinity(0))
 IDLE_ENOUGH = 0.15  # of the machine
@@ -189,44 +185,21 @@ class Pool:
     def _place(self, work: Work, now: float) -> bool:
         """Hands over as much as there is room for; True if that was all of it."""
         tool = work.tool
-        if self._runs_alone(tool):
+        if placing.runs_alone(tool, self.settings):
             return self._place_alone(work, now)
-        window = self._window(tool)
         while True:
-            host = self._least_busy()
-            if host is None or host.inflight >= window or host.outbox.size > OUTBOX_MOST:
+            host = placing.least_busy(self.ready, self.reserved)
+            room = placing.room(host, tool)
+            if host is None or not room:
                 return False
-            room = window - host.inflight
             if room >= work.count:
                 host.send(work, now)
                 return True
             host.send(work.take(room), now)
 
-    def _window(self, tool: Tool) -> int:
-        """How many calls of this tool may be in one toolhost's pipe: about a millisecond's, and not too many bytes."""
-        window = min(WINDOW_MOST, max(WINDOW_LEAST, int(WINDOW_SECONDS / tool.cost)))
-        if tool.size * window > WINDOW_BYTES:
-            window = max(1, int(WINDOW_BYTES / tool.size))
-        return window
-
-    def _runs_alone(self, tool: Tool) -> bool:
-        """Slow tools, newcomers, and toolhosts that are not to be given more than one call at a time."""
-        return tool.best > SLOW_SECONDS or tool.clean < NEWCOMER_CALLS or not self.settings.pipeline
-
-    def _least_busy(self) -> Host | None:
-        best = None
-        for host in self.ready:
-            if host.alone or host is self.reserved:
-                continue
-            if not host.inflight:
-                return host
-            if best is None or host.inflight < best.inflight:
-                best = host
-        return best
-
     def _place_alone(self, work: Work, now: float) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
-        while (host := self._idle_for(work.tool)) is not None:
+        while (host := placing.idle_for(work.tool, self.ready, self.settings.max)) is not None:
             if host is self.reserved:
                 self.reserved = None
             if work.count == 1:
@@ -234,26 +207,6 @@ class Pool:
                 return True
             host.send_alone(work.take(1), now)
         return False
-
-    def _idle_for(self, tool: Tool) -> Host | None:
-        if not self._may_be_alone(tool):
-            return None
-        return next((host for host in self.ready if not host.flight and not host.alone), None)
-
-    def _may_be_alone(self, tool: Tool) -> bool:
-        """The last toolhost is for those who are not known to be slow and have none yet."""
-        alone = sum(host.alone for host in self.ready)
-        if alone < max(1, self.settings.max - 1):
-            return True
-        if alone >= self.settings.max or tool.best > SLOW_SECONDS:
-            return False
-        return not any(host.flight and host.flight[0].tool is tool for host in self.ready)
-
-    def _has_room(self, tool: Tool) -> bool:
-        if self._runs_alone(tool):
-            return self._idle_for(tool) is not None
-        host = self._least_busy()
-        return host is not None and host.inflight < self._window(tool) and host.outbox.size <= OUTBOX_MOST
 
     def pump(self, now: float) -> None:
         """Gives waiting calls what room there is, each tool and each caller in turn."""
@@ -272,9 +225,14 @@ class Pool:
 
     def _pump_lane(self, lane: Lane, now: float) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
-        if not self._has_room(lane.tool):
+        tool = lane.tool
+        if placing.runs_alone(tool, self.settings):
+            room = int(placing.idle_for(tool, self.ready, self.settings.max) is not None)
+        else:
+            room = placing.room(placing.least_busy(self.ready, self.reserved), tool)
+        if not room:
             return False
-        work = lane.pop(1 if self._runs_alone(lane.tool) else WINDOW_MOST)
+        work = lane.pop(room)
         if work is None:
             return False
         size, count = len(work.lines), work.count
@@ -291,7 +249,8 @@ class Pool:
             self._start()
         if self._patience is None:
             self._patience = self.core.loop.call_later(PATIENCE_SECONDS, self._out_of_patience)
-        if not any(self._runs_alone(lane.tool) and self._may_be_alone(lane.tool) for lane in self.queue):
+        slow = [lane.tool for lane in self.queue if placing.runs_alone(lane.tool, self.settings)]
+        if not any(placing.may_be_alone(tool, self.ready, self.settings.max) for tool in slow):
             self.reserved = None
         elif self.reserved is None:
             busy = [host for host in self.ready if not host.alone]
@@ -305,7 +264,7 @@ class Pool:
         for lane in self.queue:
             if lane.oldest() > before:
                 continue
-            if self._runs_alone(lane.tool):
+            if placing.runs_alone(lane.tool, self.settings):
                 slow += lane.lines
             else:
                 fast = 1

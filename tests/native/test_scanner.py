@@ -121,7 +121,7 @@ def written(value: object, rng: random.Random) -> str:
     return gap() + write(value) + gap()
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(names, values, max_size=6), st.booleans(), st.randoms(use_true_random=False))
 @example({"aid": "A", "\x00": 1}, True, random.Random(0))
 def test_objects_are_read_as_msgspec_reads_them(value, with_aid, rng):
@@ -130,7 +130,7 @@ def test_objects_are_read_as_msgspec_reads_them(value, with_aid, rng):
     agree(written(value, rng).encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40).filter(lambda b: b"\n" not in b and b.strip(b"\r")))
 def test_bytes_that_are_not_json_are_refused_by_both(line):
     agree(line)

@@ -13,6 +13,7 @@ from broker import errors
 from broker._native import ffi, lib
 from broker.dispatch import Call
 from broker.errors import Refusal
+from broker.faces.machina.lines import Members, problem_of, wrong_type
 from broker.model import Tool, Work
 from broker.pool.outbox import Outbox
 
@@ -32,58 +33,6 @@ OUT, OUT_LEN, IDS, IDS_LEN, SPANS = lib.TB_I_OUT, lib.TB_I_OUT_LEN, lib.TB_I_IDS
 
 IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
-
-MEMBERS = {
-    lib.TB_ID: "id",
-    lib.TB_AID: "aid",
-    lib.TB_INPUT_JSON: "input_json",
-    lib.TB_INPUTS: "inputs",
-    lib.TB_DS_STATE: "ds_state",
-    lib.TB_IDEMPOTENCY_KEY: "idempotency_key",
-    lib.TB_LEASE_TOKEN: "_lease_token",
-    lib.TB_TIMEOUT_MS: "timeout_ms",
-    lib.TB_SESSION: "session",
-    lib.TB_STREAM: "stream",
-    lib.TB_TRACEPARENT: "traceparent",
-    lib.TB_RUN_ID: "run_id",
-    lib.TB_REQUEST_ID: "request_id",
-}
-EXPECTED = {
-    lib.TB_INPUTS: "an object",
-    lib.TB_DS_STATE: "an object",
-    lib.TB_TIMEOUT_MS: "a whole number of milliseconds above 0",
-    lib.TB_STREAM: "true or false",
-}
-
-
-class Members:
-    """The known members of one line, taken out of it when they are asked for."""
-
-    __slots__ = ("_at", "_items", "_lines")
-
-    def __init__(self, items: list[int], at: int, lines: Any) -> None:
-        self._items = items
-        self._at = at
-        self._lines = lines
-
-    def raw(self, member: int) -> bytes | None:
-        """Its JSON as it stands in the line."""
-        at = self._at + 2 * member
-        start = self._items[at]
-        if start < 0:
-            return None
-        value: bytes = ffi.buffer(self._lines + start, self._items[at + 1])[:]
-        return value
-
-    def text(self, member: int) -> str:
-        """A string; empty where it is absent."""
-        value = self.raw(member)
-        if value is None:
-            return ""
-        if b"\\" in value:
-            decoded: str = msgspec.json.decode(value)
-            return decoded
-        return value[1:-1].decode()
 
 
 class Slot:
@@ -233,7 +182,7 @@ class Connection:
         asked = members.raw(TIMEOUT_MS)
         if asked is not None:
             if not asked.isdigit() or not asked.strip(b"0"):
-                return _wrong_type(TIMEOUT_MS)
+                return wrong_type(TIMEOUT_MS)
             milliseconds = int(asked[-12:]) if len(asked) <= 12 else 10**12
         if ids is None and members.raw(STREAM) == b"true":
             return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
@@ -290,33 +239,9 @@ class Connection:
     def _bad(self, items: list[int], at: int, ids: Any) -> None:
         ids_len = items[at + IDS_LEN]
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
-        refusal = self._problem(items[at + PROBLEM], items[at + MEMBER])
+        refusal = problem_of(items[at + PROBLEM], items[at + MEMBER], self.face.limits)
         self._count(1, 0)
         self.answer(own_ids, refusal.line(None, own_ids))
-
-    def _problem(self, problem: int, member: int) -> Refusal:
-        limits = self.face.limits
-        if problem == lib.TB_TOO_LONG:
-            return Refusal(
-                errors.TOO_LARGE, f"the request line is over {limits.request_bytes} bytes (limits.request_bytes)"
-            )
-        if problem == lib.TB_TOO_DEEP:
-            return Refusal(
-                errors.BAD_REQUEST, "invalid JSON", detail=f"nested deeper than {limits.depth} levels (limits.depth)"
-            )
-        if problem == lib.TB_NOT_AN_OBJECT:
-            return Refusal(errors.BAD_REQUEST, "invalid JSON", detail="a request is one JSON object a line")
-        if problem == lib.TB_TWICE:
-            return Refusal(errors.BAD_REQUEST, f'the line has "{MEMBERS[member]}" twice')
-        if problem == lib.TB_WRONG_TYPE:
-            return _wrong_type(member)
-        if problem == lib.TB_BOTH_INPUTS:
-            return Refusal(errors.BAD_REQUEST, 'the line has both "inputs" and "input_json"; send one of them')
-        if problem == lib.TB_NO_AID:
-            return Refusal(errors.BAD_REQUEST, "missing aid")
-        if problem == lib.TB_NUL_NAME:
-            return Refusal(errors.BAD_REQUEST, "a member's name contains a NUL character")
-        return Refusal(errors.BAD_REQUEST, "invalid JSON")
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -519,7 +444,3 @@ class Connection:
             return
         loop.add_reader(fd, read_away)
         loop.call_later(LINGER_SECONDS, over)
-
-
-def _wrong_type(member: int) -> Refusal:
-    return Refusal(errors.BAD_REQUEST, f'"{MEMBERS[member]}" must be {EXPECTED.get(member, "a string")}')

@@ -1,0 +1,93 @@
+"""A caller's line as the scanner found it: its known members, and words for what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker import errors
+from broker._native import ffi, lib
+from broker.config import Limits
+from broker.errors import Refusal
+
+MEMBERS = {
+    lib.TB_ID: "id",
+    lib.TB_AID: "aid",
+    lib.TB_INPUT_JSON: "input_json",
+    lib.TB_INPUTS: "inputs",
+    lib.TB_DS_STATE: "ds_state",
+    lib.TB_IDEMPOTENCY_KEY: "idempotency_key",
+    lib.TB_LEASE_TOKEN: "_lease_token",
+    lib.TB_TIMEOUT_MS: "timeout_ms",
+    lib.TB_SESSION: "session",
+    lib.TB_STREAM: "stream",
+    lib.TB_TRACEPARENT: "traceparent",
+    lib.TB_RUN_ID: "run_id",
+    lib.TB_REQUEST_ID: "request_id",
+}
+EXPECTED = {
+    lib.TB_INPUTS: "an object",
+    lib.TB_DS_STATE: "an object",
+    lib.TB_TIMEOUT_MS: "a whole number of milliseconds above 0",
+    lib.TB_STREAM: "true or false",
+}
+
+
+class Members:
+    """The known members of one line, taken out of it when they are asked for."""
+
+    __slots__ = ("_at", "_items", "_lines")
+
+    def __init__(self, items: list[int], at: int, lines: Any) -> None:
+        self._items = items
+        self._at = at
+        self._lines = lines
+
+    def raw(self, member: int) -> bytes | None:
+        """Its JSON as it stands in the line."""
+        at = self._at + 2 * member
+        start = self._items[at]
+        if start < 0:
+            return None
+        value: bytes = ffi.buffer(self._lines + start, self._items[at + 1])[:]
+        return value
+
+    def text(self, member: int) -> str:
+        """A string; empty where it is absent."""
+        value = self.raw(member)
+        if value is None:
+            return ""
+        if b"\\" in value:
+            decoded: str = msgspec.json.decode(value)
+            return decoded
+        return value[1:-1].decode()
+
+
+def problem_of(problem: int, member: int, limits: Limits) -> Refusal:
+    """Why the scanner would not take a line, in words."""
+    if problem == lib.TB_TOO_LONG:
+        return Refusal(
+            errors.TOO_LARGE, f"the request line is over {limits.request_bytes} bytes (limits.request_bytes)"
+        )
+    if problem == lib.TB_TOO_DEEP:
+        return Refusal(
+            errors.BAD_REQUEST, "invalid JSON", detail=f"nested deeper than {limits.depth} levels (limits.depth)"
+        )
+    if problem == lib.TB_NOT_AN_OBJECT:
+        return Refusal(errors.BAD_REQUEST, "invalid JSON", detail="a request is one JSON object a line")
+    if problem == lib.TB_TWICE:
+        return Refusal(errors.BAD_REQUEST, f'the line has "{MEMBERS[member]}" twice')
+    if problem == lib.TB_WRONG_TYPE:
+        return wrong_type(member)
+    if problem == lib.TB_BOTH_INPUTS:
+        return Refusal(errors.BAD_REQUEST, 'the line has both "inputs" and "input_json"; send one of them')
+    if problem == lib.TB_NO_AID:
+        return Refusal(errors.BAD_REQUEST, "missing aid")
+    if problem == lib.TB_NUL_NAME:
+        return Refusal(errors.BAD_REQUEST, "a member's name contains a NUL character")
+    return Refusal(errors.BAD_REQUEST, "invalid JSON")
+
+
+def wrong_type(member: int) -> Refusal:
+    return Refusal(errors.BAD_REQUEST, f'"{MEMBERS[member]}" must be {EXPECTED.get(member, "a string")}')
