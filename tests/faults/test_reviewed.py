@@ -249,6 +249,44 @@ def test_an_oversize_lines_id_that_was_cut_is_not_told(shared):
     assert "id" not in reply
 
 
+def test_a_broker_out_of_descriptors_recovers_and_still_enforces_its_limits(tmp_path, where):
+    """The janitor used to die at the first file that it could not open."""
+    path = str(tmp_path / "b.sock")
+    serve = f"exec {sys.executable} -m broker serve --socket {path} --plugin {where['demo_plugin']}"
+    environment = {**os.environ, "HOME": str(tmp_path), "BROKER_LIMITS_QUEUE_SECONDS": "1"}
+    environment |= {"MACHINA_TOOLHOST_POOL_SIZE": "1", "BROKER_LIMITS_PROCESSES": "1"}
+    command = ["bash", "-c", f"ulimit -n 80; {serve}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"broker ready")
+            crowd = [Wire(path) for _ in range(90)]
+            time.sleep(1)
+            for wire in crowd:
+                wire.socket.close()
+            time.sleep(1.5)
+            with Wire(path) as wire:
+                wire.send(sleep(3000, id="runs"), sleep(3000, id="waits"))
+                assert [wire.reply()["type"]] == ["overloaded"]
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_reloads_while_a_plugin_is_being_replaced_hold_nobody(start, where, tmp_path):
+    live = tmp_path / "live.so"
+    padding = b"\0" * 30_000_000  # behind the ELF image: it only takes longer to copy
+    live.write_bytes(Path(where["demo_plugin"]).read_bytes() + padding)
+    broker = start("--plugin", str(live))
+    for _ in range(5):
+        os.utime(live)
+        with broker.wire() as caller, broker.operator() as operator:
+            caller.send({"aid": ECHO})
+            operator.send({"aid": "_reload"}, {"aid": "_reload"})
+            assert caller.reply()["ok"]
+            assert all(reply["ok"] for reply in operator.replies(2))
+
+
 def test_an_absurd_timeout_is_bounded(shared):
     with shared.wire() as wire:
         assert wire.ask(b'{"aid":"AID.DEMO.ECHO.v1","timeout_ms":' + b"9" * 400 + b"}\n")["ok"]
