@@ -44,8 +44,6 @@ BAD_REPLY = _kind("bad_reply", 500, Fault.TOOL, False, "the toolhost's reply is 
 REPLY_TOO_LARGE = _kind("reply_too_large", 500, Fault.TOOL, False, "the toolhost's reply is over the limit")
 TOOL_ERROR = _kind("tool_error", 500, Fault.TOOL, False, "the tool ran and failed")
 
-KINDS = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, Kind)}
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -75,14 +73,6 @@ class Refusal:
         if ids:
             return b'{"id":' + ids[:-1] + b"," + encoded[1:] + b"\n"
         return encoded + b"\n"
-
-
-class BrokerError(Exception):
-    """A refusal where Python code asked, rather than a line."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
 
 
 class ConfigError(Exception):

@@ -68,7 +68,6 @@ class Host:
         "expires",
         "flight",
         "framer",
-        "generation",
         "inflight",
         "lived",
         "loop",
@@ -90,7 +89,6 @@ class Host:
         self.pool = pool
         self.process = process
         self.loop = loop
-        self.generation = pool.generation
         self.flight: deque[Work] = deque()
         self.inflight = 0  # calls in `flight`
         self.asked_to_leave = False

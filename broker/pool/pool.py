@@ -108,7 +108,6 @@ class Pool:
         else:
             self.counts["started"] += 1
             host = Host(self, result, self.core.loop, now)
-            host.generation = generation
             host.expires = now + self.settings.lifetime_seconds * random.uniform(1 - JITTER, 1 + JITTER)
             host.max_calls = round(self.settings.max_calls * random.uniform(1 - JITTER, 1 + JITTER))
             self.starting.add(host)
