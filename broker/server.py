@@ -72,6 +72,7 @@ class Broker:
         self._private = _private_directory(_runtime_directory(socket))
         self._spawner = Spawner()
         self._janitor: Janitor | None = None
+        self._serving = False
         self._reloading = asyncio.Lock()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -90,6 +91,7 @@ class Broker:
             trusted = self.settings.server.insecure or bool(self.tokens.all())
             host, port = self.face.listen_tcp(self.settings.server.tcp, trusted=trusted)
             places.append(f"tcp:{host}:{port}")
+        self._serving = True
         return places
 
     async def _learn(self, settings: Config) -> list[tuple[ServeRuntime, Spec, list[ToolInfo]]]:
@@ -208,7 +210,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Stops accepting, finishes what runs within the drain time, answers the rest, leaves no process behind."""
-        if self._janitor is not None:
+        if self._serving:
             self.log.info(
                 "draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections)
             )

@@ -83,19 +83,19 @@ def _free_name(name: str, hosts: list[Toolhost]) -> str:
 
 
 def _check_files(host: Toolhost, loaded: Loaded) -> None:
-    source = loaded.file if loaded.origins.get(f"toolhost.{host.name}") is None else "the command line"
+    by_flag = loaded.origins.get(f"toolhost.{host.name}") == "flags"
     binary = host.binary or where.toolhost()
+    named = "--toolhost" if by_flag else f"{loaded.file}: toolhost {host.name}: binary"
     if not os.path.isfile(binary):
-        raise ConfigError(f"{source}: toolhost {host.name}: binary {binary} does not exist; build it, or name another")
+        raise ConfigError(f"{named} {binary} does not exist; build it, or name another")
     if not os.access(binary, os.X_OK):
-        raise ConfigError(f"{source}: toolhost {host.name}: binary {binary} is not executable; chmod +x it")
+        raise ConfigError(f"{named} {binary} is not executable; chmod +x it")
+    named = "--plugin" if by_flag else f"{loaded.file}: toolhost {host.name}: plugin"
     for plugin in host.plugins:
         if not os.path.isfile(plugin):
-            raise ConfigError(
-                f"{source}: toolhost {host.name}: plugin {plugin} does not exist; check `plugins`, --plugin"
-            )
+            raise ConfigError(f"{named} {plugin} does not exist; is the path right, and is it built?")
     if host.cwd and not os.path.isdir(host.cwd):
-        raise ConfigError(f"{source}: toolhost {host.name}: cwd {host.cwd} is not a directory")
+        raise ConfigError(f"{loaded.file}: toolhost {host.name}: cwd {host.cwd} is not a directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
