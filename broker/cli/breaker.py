@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from broker.cli.common import Trouble, add_socket, fail, operate
+from broker.cli.common import Trouble, add_socket, fail, operate, subcommand
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "breaker",
-        help="close a tool's circuit breaker",
-        description="A tool whose toolhosts fail too often is left alone for a while; `broker status` shows which.",
+        "close a tool's circuit breaker",
+        "A tool whose toolhosts fail too often is left alone for a while; `broker status` shows which.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     reset = actions.add_parser("reset", help="let calls of a tool through again")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, add_socket, ask, fail, socket_path
+from broker.cli.common import Trouble, add_socket, ask, fail, socket_path, subcommand
 
 EPILOG = """\
 examples:
@@ -21,12 +21,8 @@ Exit codes: 0 the tool's output is on stdout; 1 the call failed, the reason is o
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "call",
-        help="call a tool and print its output",
-        description="Calls a tool once and prints its output.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = subcommand(
+        commands, "call", "call a tool and print its output", "Calls a tool once and prints its output.", EPILOG
     )
     parser.add_argument("aid", metavar="AID", help="the tool's name, as `broker tools` shows it")
     parser.add_argument("json", metavar="JSON", nargs="?", default="{}", help="its input; - reads stdin (default: {})")

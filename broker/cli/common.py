@@ -19,6 +19,18 @@ class Unreachable(Exception):
     """No broker answers; the message says what to do."""
 
 
+def subcommand(commands: Any, name: str, summary: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """A subcommand whose --help keeps the line breaks of its examples."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
 def add_socket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--socket",

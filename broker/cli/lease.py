@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from broker.cli.common import Trouble, add_socket, fail, operate, table
+from broker.cli.common import Trouble, add_socket, fail, operate, subcommand, table
 
 EPILOG = """\
 examples:
@@ -19,12 +19,12 @@ with MACHINA_LEASE_ENFORCE=1 or [lease] enforce = true.
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "lease",
-        help="issue, list, revoke single-use permissions",
-        description="The operator's: gives out, lists and takes back single-use permissions.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "issue, list, revoke single-use permissions",
+        "The operator's: gives out, lists and takes back single-use permissions.",
+        EPILOG,
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     issue = actions.add_parser("issue", help="print a new token")

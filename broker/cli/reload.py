@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from broker.cli.common import Trouble, add_socket, fail, operate
+from broker.cli.common import Trouble, add_socket, fail, operate, subcommand
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "reload",
-        help="read broker.toml and the plugins again",
-        description="Reads the configuration again. What is unchanged keeps its processes; a mistake changes nothing.",
+        "read broker.toml and the plugins again",
+        "Reads the configuration again. What is unchanged keeps its processes; a mistake changes nothing.",
     )
     add_socket(parser)
     parser.set_defaults(run=run)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from broker import config, where
-from broker.cli.common import fail
+from broker.cli.common import fail, subcommand
 from broker.config import Config, Loaded, Toolhost
 from broker.errors import ConfigError
 
@@ -27,12 +27,12 @@ SIGTERM drains and exits 0; SIGHUP (or `broker reload`) reads broker.toml again.
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "serve",
-        help="run the broker in the foreground",
-        description="Runs the broker in the foreground until SIGTERM or Ctrl-C.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "run the broker in the foreground",
+        "Runs the broker in the foreground until SIGTERM or Ctrl-C.",
+        EPILOG,
     )
     parser.add_argument("--socket", metavar="PATH", help="Unix socket for callers; the operator's is PATH.operator")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="listen on TCP as well")

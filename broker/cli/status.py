@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, add_socket, fail, operate, table
+from broker.cli.common import Trouble, add_socket, fail, operate, subcommand, table
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "status", help="show pools, processes, queue and rates", description="Shows what a running broker is doing."
+    parser = subcommand(
+        commands, "status", "show pools, processes, queue and rates", "Shows what a running broker is doing."
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     add_socket(parser)

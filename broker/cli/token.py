@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from broker.cli.common import fail, table
+from broker.cli.common import fail, subcommand, table
 from broker.errors import ConfigError
 from broker.tokens import Tokens, default_path
 
@@ -24,12 +24,12 @@ Give it fewer rights in broker.toml:
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "token",
-        help="make, list, revoke the tokens of TCP and HTTP callers",
-        description="Tokens of callers that are not on this machine's private socket. Kept as their SHA-256.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "make, list, revoke the tokens of TCP and HTTP callers",
+        "Tokens of callers that are not on this machine's private socket. Kept as their SHA-256.",
+        EPILOG,
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     new = actions.add_parser("new", help="make a token and print it, once")

@@ -7,13 +7,11 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, add_socket, ask, fail, socket_path, table
+from broker.cli.common import Trouble, add_socket, ask, fail, socket_path, subcommand, table
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tools", help="list the tools that can be called", description="Lists the tools of a running broker."
-    )
+    parser = subcommand(commands, "tools", "list the tools that can be called", "Lists the tools of a running broker.")
     parser.add_argument("--json", action="store_true", help="for machines")
     add_socket(parser)
     parser.set_defaults(run=run)

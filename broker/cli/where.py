@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from broker import config, where
-from broker.cli.common import Trouble, add_socket, fail, socket_path
+from broker.cli.common import Trouble, add_socket, fail, socket_path, subcommand
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "where", help="print where things are, as JSON", description="Prints where the installed parts and sockets are."
+    parser = subcommand(
+        commands, "where", "print where things are, as JSON", "Prints where the installed parts and sockets are."
     )
     add_socket(parser)
     parser.set_defaults(run=run)
