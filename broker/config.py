@@ -29,6 +29,7 @@ class Server(Struct, forbid_unknown_fields=True, kw_only=True):
     """[server]: where the broker listens and how it ends."""
 
     socket: str = ""  # empty: the default, in a private directory of this user
+    socket_group: str = ""  # whose members may call, too; empty: this user alone
     tcp: str = ""  # HOST:PORT; empty: no TCP
     insecure: bool = False  # TCP beyond loopback without a token
     max_connections: Positive = 4096
@@ -48,6 +49,7 @@ class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
     queue_bytes: Positive = 256 * MB  # of all callers together
     connection_calls: Positive = 4096  # unanswered, of one caller
     connection_bytes: Positive = 32 * MB
+    line_seconds: Seconds = 60.0  # from a line's first byte to its end
     sessions: Positive = 1024
     session_bytes: Positive = 64 * MB  # of all sessions together
     session_idle_seconds: Seconds = 900.0

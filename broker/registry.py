@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from broker._native import ffi, lib
 from broker.config import Breaker as BreakerSettings
@@ -12,6 +13,7 @@ from broker.errors import ConfigError
 from broker.model import Runtime, Tool, ToolInfo
 from broker.policy.breaker import Breaker, Settings, State
 from broker.policy.leases import tier_of
+from broker.policy.rights import Rights
 
 
 class Source(Runtime, Protocol):
@@ -22,11 +24,12 @@ class Source(Runtime, Protocol):
 
 
 class Registry:
-    """`table` lets plain calls of open tools through; `strict` knows the same names and lets nothing through."""
+    """The scanner's tables: `strict` knows all names and lets nothing through without a look; for each kind of rights
+    there is one that lets plain calls of open tools through."""
 
     def __init__(self, breaker: BreakerSettings, enforce_leases: bool) -> None:
-        self.table = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
         self.strict = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
+        self._tables: WeakKeyDictionary[Rights, Any] = WeakKeyDictionary()
         self._enforce_leases = enforce_leases
         self._breaker = Settings(
             breaker.in_a_row,
@@ -67,26 +70,33 @@ class Registry:
         self._tools.append(tool)
         self._by_name[tool.name] = tool
         self._sources[tool.name] = runtime.source
-        self._put(tool.name, tool.index)
+        for table in (self.strict, *self._tables.values()):
+            _put(table, tool.name, tool.index)
         self.gate(tool)
         return tool
 
-    def gate(self, tool: Tool) -> None:
-        """Plain calls need nobody's judgement while its breaker is closed and no lease is asked for."""
-        closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
-        lib.tb_tools_open(self.table, tool.index, not closed)
+    def table_of(self, rights: Rights) -> Any:
+        """The table for callers with these rights; they share it."""
+        table = self._tables.get(rights)
+        if table is None:
+            table = self._tables[rights] = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
+            for tool in self:
+                _put(table, tool.name, tool.index)
+                self.gate(tool)
+        return table
 
-    def _put(self, text: str, index: int) -> None:
-        name = text.encode()
-        for table in (self.table, self.strict):
-            if lib.tb_tools_put(table, name, len(name), index):
-                raise MemoryError
+    def gate(self, tool: Tool) -> None:
+        """Plain calls need no look while the breaker is closed, no lease is asked for, and the caller has the right."""
+        closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
+        for rights, table in self._tables.items():
+            lib.tb_tools_open(table, tool.index, not closed and rights.allow(tool))
 
     def remove(self, tool: Tool) -> None:
         """Its calls in flight go on; nobody finds it any more."""
         del self._by_name[tool.name], self._sources[tool.name]
         self._tools[tool.index] = None
-        self._put(tool.name, -1)
+        for table in (self.strict, *self._tables.values()):
+            _put(table, tool.name, -1)
 
     def calls(self) -> int:
         """Answered so far, by the tools that there are."""
@@ -112,3 +122,9 @@ class Registry:
         for info in now.values():
             self.add(info, runtime)
         return gone
+
+
+def _put(table: Any, text: str, index: int) -> None:
+    name = text.encode()
+    if lib.tb_tools_put(table, name, len(name), index):
+        raise MemoryError

@@ -33,7 +33,7 @@ from broker.pool.process import Spawner, Spec
 from broker.registry import Registry
 from broker.runtimes.program import programs
 from broker.runtimes.serve import ServeRuntime
-from broker.tokens import Tokens
+from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
 
 RATE_SECONDS = 2.0
@@ -47,8 +47,8 @@ class Broker:
         self.log = log
         self.core = Core(loop)
         self.registry = Registry(settings.breaker, settings.lease.enforce)
-        self.audit = Audit(settings.lease.audit or default_path())
-        self.tokens = Tokens(tokens_path())
+        self.audit = Audit(settings.lease.audit or default_path(), log)
+        self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, loop.call_soon)
         self.core.tripped = self.dispatcher.tripped
         self.runtimes: list[ServeRuntime] = []
@@ -63,7 +63,7 @@ class Broker:
             Control(self),
             self._hung_up,
             self._pump,
-            lambda: bool(self.tokens.all()),
+            self.door,
         )
         self.started = time.monotonic()
         self.rate = 0.0  # calls a second, recently
@@ -82,13 +82,15 @@ class Broker:
         process.adopt_orphans()
         for runtime, spec, tools in await self._learn(self.settings):
             self._add(runtime, spec, tools)
+        if self.settings.lease.enforce or self.settings.lease.audit:
+            self.audit.open()
         self._janitor = Janitor(self.core, [self._expire], self.pools)
         await self._warm()
-        self.face.listen_unix(self.socket, operator=False)
         self.face.listen_unix(config.operator_socket(self.socket), operator=True)
+        self.face.listen_unix(self.socket, operator=False, group=self.settings.server.socket_group)
         places = [f"unix:{self.socket}"]
         if self.settings.server.tcp:
-            trusted = self.settings.server.insecure or bool(self.tokens.all())
+            trusted = self.settings.server.insecure or self.door.locked()
             host, port = self.face.listen_tcp(self.settings.server.tcp, trusted=trusted)
             places.append(f"tcp:{host}:{port}")
         self._serving = True
@@ -126,7 +128,7 @@ class Broker:
             runtime.expire(now)
         self._retired = [runtime for runtime in self._retired if runtime.alive()]
         self.dispatcher.expire(now)
-        self.face.expire()
+        self.face.expire(now)
         since, before = self._rated
         if now - since >= RATE_SECONDS:
             calls = self.registry.calls()
@@ -181,6 +183,7 @@ class Broker:
                 self._remove(runtime)
             self.core.flush()
             self.settings.toolhost = settings.toolhost
+            self.face.use_rights(Book(settings.principal))
             text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
             self.log.info("reloaded", result=text)
             return text

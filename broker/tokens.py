@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 
 from broker.errors import ConfigError
+from broker.observe.log import Log
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Token(msgspec.Struct):
+class Token(msgspec.Struct, frozen=True):
     name: str
     sha256: str
     created: float
@@ -48,15 +49,6 @@ class Tokens:
                 raise ConfigError(f"the tokens in {self.path} cannot be read: {error}") from None
             self._stamp = (found.st_mtime_ns, found.st_ino)
         return self._tokens
-
-    def owner(self, token: str) -> str | None:
-        """The name that a token stands for. Takes as long for a wrong one as for a right one."""
-        digest = _digest(token)
-        name = None
-        for known in self.all():
-            if hmac.compare_digest(known.sha256, digest):
-                name = known.name
-        return name
 
     def new(self, name: str) -> str:
         if not NAME.fullmatch(name):
@@ -93,6 +85,43 @@ class Tokens:
         with os.fdopen(fd, "wb") as file:
             file.write(msgspec.json.encode(tokens))
         os.replace(draft, self.path)
+
+
+class Door:
+    """The broker's own look at the tokens. Once there has been one, callers need one until the broker starts anew:
+    revoking the last token opens nothing."""
+
+    def __init__(self, tokens: Tokens, log: Log) -> None:
+        self._tokens = tokens
+        self._log = log
+        self._known: list[Token] = tokens.all()
+        self._locked = bool(self._known)
+
+    def locked(self) -> bool:
+        """Callers have to show a token."""
+        return bool(self._look()) or self._locked
+
+    def find(self, secret: str) -> Token | None:
+        """The token that was shown. Takes as long for a wrong one as for a right one."""
+        digest = _digest(secret)
+        found = None
+        for known in self._look():
+            if hmac.compare_digest(known.sha256, digest):
+                found = known
+        return found
+
+    def takes(self, token: Token) -> bool:
+        """It has not been revoked since it was shown."""
+        return token in self._look()
+
+    def _look(self) -> list[Token]:
+        """A file that cannot be read changes nothing: neither who may come in, nor who may not."""
+        try:
+            self._known = self._tokens.all()
+        except ConfigError as error:
+            self._log.warning("tokens are as they were", reason=str(error))
+        self._locked = self._locked or bool(self._known)
+        return self._known
 
 
 def _digest(token: str) -> str:

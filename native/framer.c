@@ -116,6 +116,12 @@ const char *tb_framer_memory(const tb_framer *f) { return f->buf; }
 
 void tb_framer_end(tb_framer *f) { f->ended = 1; }
 
+void tb_framer_drop(tb_framer *f) {
+    if (f->start == f->end || f->ended) return;
+    f->skipping = 1;
+    drop_rest(f);
+}
+
 static int emit(tb_framer *f, tb_line *line, size_t stop, size_t next) {
     line->data = f->buf + f->start;
     line->len = stop - f->start;

@@ -27,6 +27,7 @@ int tb_framer_feed(tb_framer *f, const char *data, size_t len); /* 0, or -ENOMEM
 ssize_t tb_framer_read(tb_framer *f, int fd);                   /* one read(2): bytes, 0 at the end, or -errno */
 int tb_framer_next(tb_framer *f, tb_line *line);                /* TB_NONE, TB_LINE or TB_OVERSIZE */
 void tb_framer_end(tb_framer *f);                               /* no more input: an unterminated line is a line */
+void tb_framer_drop(tb_framer *f);                              /* the line that has begun is not wanted */
 size_t tb_framer_pending(const tb_framer *f);                   /* bytes held, not yet taken as lines */
 
 /* ---- tools: the names that the scanner routes by --------------------------------------------------------------- */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -10,32 +9,44 @@ from pathlib import Path
 import msgspec
 
 from broker.errors import ConfigError
+from broker.observe.log import Log
 from broker.policy.leases import fingerprint
 
 
 class Audit:
-    def __init__(self, path: str | None) -> None:
-        """Appends to `path`; None writes nowhere."""
+    def __init__(self, path: str, log: Log) -> None:
+        self._path = path
+        self._log = log
+        self._lost = 0  # lines that could not be written, since the last one that could
         self._fd = -1
-        if path is None:
-            return
+
+    def open(self) -> None:
+        """At the first line, or at the start where leases are enforced: then a broker that could not write is none."""
         try:
-            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            Path(self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(f"the audit log {path} cannot be written: {error.strerror} (lease.audit)") from None
+            raise ConfigError(f"the audit log {self._path} cannot be written: {error.strerror} (lease.audit)") from None
 
     def write(self, event: str, who: str, aid: str, tier: int, token: str, **more: object) -> None:
-        if self._fd < 0:
-            return
         record = {"time": time.time(), "who": who, "what": event, "aid": aid, "tier": tier, "token": fingerprint(token)}
-        with contextlib.suppress(OSError):  # a full disk must not stop calls; the next line may fit
-            os.write(self._fd, msgspec.json.encode({**record, **more}) + b"\n")
+        line = msgspec.json.encode({**record, **more}) + b"\n"
+        try:
+            if self._fd < 0:
+                self.open()
+            os.write(self._fd, line)
+        except (OSError, ConfigError) as error:  # a full disk must not stop calls; the next line may fit
+            if not self._lost:
+                self._log.error("the audit log cannot be written", file=self._path, reason=str(error))
+            self._lost += 1
+        else:
+            if self._lost:
+                self._log.warning("the audit log can be written again", file=self._path, lost=self._lost)
+            self._lost = 0
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
 
 
 def default_path() -> str:

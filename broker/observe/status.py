@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from broker import __version__
+from broker.model import Tool
 from broker.pool import process
-from broker.registry import Registry
 
 if TYPE_CHECKING:
     from broker.pool.pool import Pool
     from broker.server import Broker
 
 
-def tools(registry: Registry) -> list[dict[str, Any]]:
+def tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     return [
         {
             "aid": tool.name,
@@ -26,7 +27,7 @@ def tools(registry: Registry) -> list[dict[str, Any]]:
             "tier": tool.tier,
             "replay_inputs": tool.info.replay_inputs,
         }
-        for tool in registry
+        for tool in tools
     ]
 
 

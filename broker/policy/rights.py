@@ -9,30 +9,30 @@ from broker.model import Tool
 
 
 class Rights:
-    """`everything` is the usual case, and lets plain calls pass without a look."""
+    """Shared by all who have the same: the scanner has a table for each."""
 
-    __slots__ = ("_patterns", "_tiers", "everything", "operator")
+    __slots__ = ("__weakref__", "_patterns", "_tiers", "operator")
 
     def __init__(self, settings: Principal | None) -> None:
         self._patterns = tuple(settings.tools) if settings else ("*",)
         self._tiers = frozenset(settings.tiers if settings else range(4))
         self.operator = bool(settings and settings.operator)
-        self.everything = "*" in self._patterns and len(self._tiers) == 4
 
     def allow(self, tool: Tool) -> bool:
-        if self.everything:
-            return True
-        if tool.tier not in self._tiers:
-            return False
-        return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._patterns)
+        return tool.tier in self._tiers and any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._patterns)
 
 
 class Book:
-    """Whose rights are which; whoever is not named may call everything, and is no operator."""
+    """Whose rights are which. A name may be a pattern; an exact one wins, then the first that fits. Whoever is not
+    named may call everything, and is no operator."""
 
     def __init__(self, principals: list[Principal]) -> None:
         self._by_name = {settings.name: Rights(settings) for settings in principals}
         self._usual = Rights(None)
 
     def of(self, principal: str) -> Rights:
-        return self._by_name.get(principal, self._usual)
+        found = self._by_name.get(principal)
+        if found is not None:
+            return found
+        fitting = (rights for name, rights in self._by_name.items() if fnmatch.fnmatchcase(principal, name))
+        return next(fitting, self._usual)

@@ -28,6 +28,7 @@ class Core:
         "_cpu",
         "dirty",
         "loop",
+        "partial_bytes",
         "processes",
         "queued_bytes",
         "round",
@@ -50,6 +51,7 @@ class Core:
         self.round = 0  # counts the reads from callers: what was true at the last one need not be looked at again
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers
+        self.partial_bytes = 0  # of long lines that have not ended, of all callers
 
     def idle(self) -> float:
         """The share of the machine's processors that has been idle recently."""

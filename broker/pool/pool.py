@@ -339,26 +339,30 @@ class Pool:
 
     def _lose_first(self, works: list[Work], refusal: Refusal, now: float) -> None:
         """The first call ends here, unless the configuration says that it is safe to run again; the others move."""
-        first = works[0]
-        works = [work for work in works if work.tool is not Fence.TOOL]
-        if first.tool is not Fence.TOOL:
-            call = first if first.count == 1 else first.take(1)
-            if call is first:
+        lost = None
+        if works[0].tool is not Fence.TOOL:
+            lost = works[0] if works[0].count == 1 else works[0].take(1)
+            if lost is works[0]:
                 works.pop(0)
-            if call.moves < RERUNS and self._may_rerun(call.tool):
-                call.trim()
-                call.moves += 1
-                works.insert(0, call)
-            else:
-                self.failed(call, refusal)
+            if lost.moves < RERUNS and self._may_rerun(lost.tool):
+                lost.moves += 1
+                works.insert(0, lost)
+                lost = None
         for work in reversed(works):
-            if self.closed is not None:
-                work.sink.refuse(work, self.closed)
-                continue
-            work.trim()
-            work.queued = 0.0
-            self.counts["moved"] += work.count
-            self._enqueue(work, now, front=True)
+            if work.tool is not Fence.TOOL:
+                self._move(work, now)
+        if lost is not None:  # last: if this opens its breaker, those that have just moved are refused with the rest
+            self.failed(lost, refusal)
+
+    def _move(self, work: Work, now: float) -> None:
+        """Back to the front of the queue: its toolhost died before it came to this."""
+        if self.closed is not None:
+            work.sink.refuse(work, self.closed)
+            return
+        work.trim()
+        work.queued = 0.0
+        self.counts["moved"] += work.count
+        self._enqueue(work, now, front=True)
 
     def _may_rerun(self, tool: Tool) -> bool:
         return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self.settings.rerun)

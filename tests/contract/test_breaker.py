@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.support.config import toolhost
+from tests.support.toolhosts import scripted
 
 EXIT = "AID.FAULT.EXIT.v1"
 
@@ -131,3 +132,20 @@ def test_the_operator_can_close_it(touchy):
     )
     assert done.stdout == f"{EXIT}: was open, now closed\n"
     assert fail(touchy, 1)[0]["type"] == "crash"
+
+
+def test_calls_that_move_away_from_the_crash_that_opens_it_are_answered_at_once(start, tmp_path):
+    """They were pipelined behind the crash; they have not run, and must not run while the breaker is open."""
+    log = tmp_path / "ran"
+    body = f'open({str(log)!r}, "a").write("x")\nif "input_json" in request: os._exit(3)\nsay(output_json="1")'
+    broker = start(
+        config=f'[[toolhost]]\nname = "a"\nbinary = "{scripted(tmp_path, body)}"\nmin = 1\nmax = 1\n',
+    )
+    with broker.wire() as wire:
+        for _ in range(8):
+            assert wire.ask({"aid": "AID.A.v1"})["ok"]
+        log.unlink()
+        wire.send(*[{"aid": "AID.A.v1", "input_json": '"boom"'}] * 200)
+        kinds = [reply["type"] for reply in wire.replies(200)]
+    assert kinds == ["crash"] * 5 + ["breaker_open"] * 195
+    assert len(log.read_text()) == 5

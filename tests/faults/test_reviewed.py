@@ -176,7 +176,7 @@ def test_a_toolhost_that_answers_the_first_fence_and_dies_is_not_respawned_in_a_
     broker = start("--toolhost", scripted(tmp_path, "pass", fenced="sys.exit(0)"))
     time.sleep(2)
     assert broker.counts()["started"] <= 20
-    assert broker.ask({"aid": "AID.A.v1"})["type"] == "unavailable"
+    assert broker.ask({"aid": "AID.A.v1"})["type"] in ("unavailable", "crash"), "it dies before, or with, the call"
 
 
 def test_an_enormous_answer_to_a_fence_is_a_start_that_failed(start, tmp_path):

@@ -14,15 +14,18 @@ from broker._native import ffi, lib
 from broker.dispatch import Call
 from broker.errors import Refusal
 from broker.faces.machina.lines import Members, problem_of, wrong_type
+from broker.faces.machina.order import Order, Slot
 from broker.model import Tool, Work
 from broker.pool.outbox import Outbox
 
 if TYPE_CHECKING:
     from broker.faces.machina.listener import MachinaFace
+    from broker.tokens import Token
 
 LINES_A_SCAN = 4096
 LONGEST_SESSION = 256
 LINGER_SECONDS = 1.0  # for a TCP caller to read its last replies before the connection is torn down
+LONG_READ = 65536  # bytes: where a line may be a long one
 READS_AT_THE_END = 64  # of what is already here when the broker stops
 OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
 
@@ -35,53 +38,33 @@ IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TO
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
 
 
-class Slot:
-    """A place in the order of replies, for some replies in a row. Places are a chain; only the first may speak."""
-
-    __slots__ = ("_owner", "chunks", "left", "next")
-
-    def __init__(self, owner: Connection, left: int) -> None:
-        self._owner = owner
-        self.left = left
-        self.chunks: list[bytes] = []
-        self.next: Slot | None = None
-
-    def split(self, count: int) -> Slot:
-        """This place keeps the first `count` replies; the rest get a place right behind it."""
-        behind = Slot(self._owner, self.left - count)
-        self.left = count
-        behind.next, self.next = self.next, behind
-        if self._owner.last_slot is self:
-            self._owner.last_slot = behind
-        return behind
-
-
 class Connection:
     """A caller (it waits its turn as one) and the sink of its replies."""
 
     def __init__(self, face: MachinaFace, sock: socket.socket, principal: str, operator: bool) -> None:
         self.face = face
         self.principal = principal
-        self.operator = operator
+        self._on_operators_socket = operator
         self.local = sock.family == socket.AF_UNIX
-        self.authenticated = self.local or not face.needs_token()
+        self.authenticated = self.local or not face.door.locked()
+        self._token: Token | None = None  # what it has shown
         self._core = face.core
         self._loop = face.core.loop
         self._sock = sock
         self._fd = sock.fileno()
         self._framer = ffi.gc(lib.tb_framer_new(face.limits.request_bytes), lib.tb_framer_free)
         self._outbox = Outbox(self._loop, self._fd, self.abort, self._on_drained)
-        self._first_slot: Slot | None = None
-        self.last_slot: Slot | None = None
-        self._held = 0  # bytes of replies that wait for those in front of them
+        self._order = Order(self._outbox)
         self._unanswered = 0
         self._unanswered_bytes = 0.0
         self._scheduled = False
         self._reading = True
         self._more = False  # the framer holds lines that have not been looked at
+        self._partial = 0  # bytes of a long line that has not ended
+        self._since = time.monotonic()  # the last line ended, or the next one had not begun
         self.ending = False  # no more lines will be taken
         self.closed = False
-        self._set_rights()
+        self.set_rights()
         self._loop.add_reader(self._fd, self._on_readable)
 
     # --- lines in ---------------------------------------------------------------------------------------------------
@@ -90,6 +73,8 @@ class Connection:
         got = lib.tb_framer_read(self._framer, self._fd)
         if got > 0:
             self._take_lines()
+            if got >= LONG_READ or self._partial:
+                self._weigh()
         elif got == 0:
             lib.tb_framer_end(self._framer)
             self._take_lines()
@@ -110,6 +95,7 @@ class Connection:
             count = view.count
             more = view.more
             if count:
+                self._since = now
                 items = ffi.unpack(view.items, count * ITEM)
                 # The view's memory is shared by all: copy what outlives this call before anything else can scan.
                 out, ids, lines = view.out, view.ids, view.lines
@@ -131,6 +117,40 @@ class Connection:
                 return
         self._more = False
 
+    def _weigh(self) -> None:
+        """Long lines on their way count for everybody's bound: whoever passes it has to come again."""
+        core = self._core
+        pending = lib.tb_framer_pending(self._framer)
+        core.partial_bytes += pending - self._partial
+        self._partial = pending
+        bound = self.face.limits.queue_bytes
+        if pending >= LONG_READ and core.partial_bytes > bound and not self.ending:
+            text = f"lines of {bound} bytes in all are on their way (limits.queue_bytes)"
+            self._refuse_line(Refusal(errors.OVERLOADED, text, retry_after=1))
+            lib.tb_framer_drop(self._framer)
+            core.partial_bytes -= pending
+            self._partial = 0
+
+    def _refuse_line(self, refusal: Refusal) -> None:
+        """The line that is on its way is not waited for: this is its answer."""
+        self._count(1, 0)
+        self.answer(None, refusal.line(None))
+
+    def look(self, now: float) -> None:
+        """From time to time: a line must end, a caller must say who it is, and what it showed must still be good."""
+        if self.ending or self.closed:
+            return
+        if self._token is not None and not self.face.door.takes(self._token):
+            self._refuse_line(Refusal(errors.FORBIDDEN, f"the token of {self.principal} has been revoked"))
+            self._end()
+        elif not self._reading or (self.authenticated and not lib.tb_framer_pending(self._framer)):
+            self._since = now
+        elif now - self._since > self.face.limits.line_seconds:
+            what = "the line has not ended" if self.authenticated else "no token was shown"
+            text = f"{what} within {self.face.limits.line_seconds:g} s (limits.line_seconds)"
+            self._refuse_line(Refusal(errors.BAD_REQUEST, text))
+            self._end()
+
     def _plain(self, items: list[int], at: int, out: Any, ids: Any, now: float) -> None:
         face = self.face
         count = items[at + COUNT]
@@ -140,7 +160,7 @@ class Connection:
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
         work = face.dispatcher.span(tool, lines, count, own_ids, self, self)
         if own_ids is None:
-            work.slot = self._slot(count)
+            work.slot = self._order.place(count)
         self._count(count, len(lines))
         refusal = self._gate()
         if refusal is None:
@@ -153,12 +173,15 @@ class Connection:
         ids_len = items[at + IDS_LEN]
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
         line = ffi.buffer(out + items[at + OUT], items[at + OUT_LEN])[:]
-        slot = None if own_ids is not None else self._slot(1)
+        slot = None if own_ids is not None else self._order.place(1)
         self._count(1, len(line))
         members = Members(items, at + SPANS, lines)
         index = items[at + TOOL]
         if index < 0:
             aid = members.text(lib.TB_AID)
+            if aid == "_auth":
+                self._settle(slot, _reply(self.face.control.authenticate(self, line), aid, own_ids), 1)
+                return
             if aid.startswith("_"):
                 self._loop.create_task(self._control(aid, line, own_ids, slot))
                 return
@@ -203,12 +226,7 @@ class Connection:
         except Exception as error:  # whatever it is, the line gets its answer
             self.face.log.error("internal error", aid=aid, reason=repr(error))
             result = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
-        if isinstance(result, Refusal):
-            reply = result.line(aid, ids)
-        else:
-            encoded = msgspec.json.encode({"ok": True, "status": "OK", **result})
-            reply = (b'{"id":' + ids[:-1] + b"," + encoded[1:] if ids else encoded) + b"\n"
-        self._settle(slot, reply, 1)
+        self._settle(slot, _reply(result, aid, ids), 1)
         self._core.flush()
 
     def _gate(self) -> Refusal | None:
@@ -219,18 +237,19 @@ class Connection:
     def unauthenticated(self) -> Refusal:
         return Refusal(errors.FORBIDDEN, 'the first line must be {"aid":"_auth","token":"…"}')
 
-    def become(self, principal: str) -> None:
+    def become(self, token: Token) -> None:
         """The caller has shown who it is."""
-        self.principal = principal
+        self._token = token
+        self.principal = f"token:{token.name}"
         self.authenticated = True
-        self._set_rights()
+        self.set_rights()
 
-    def _set_rights(self) -> None:
-        """Callers that may not call everything have each line looked at."""
+    def set_rights(self) -> None:
+        """Whoever has not said who it is has each line looked at. Callers on the Unix socket are never operators."""
         self.rights = self.face.rights.of(self.principal)
-        self.operator = self.operator or self.rights.operator
+        self.operator = self._on_operators_socket or (self.rights.operator and not self.local)
         registry = self.face.registry
-        self._table = registry.table if self.rights.everything and self.authenticated else registry.strict
+        self._table = registry.table_of(self.rights) if self.authenticated else registry.strict
 
     def end_after_replies(self) -> None:
         """No more lines are taken from this caller."""
@@ -245,22 +264,13 @@ class Connection:
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
-    def _slot(self, count: int) -> Slot:
-        slot = Slot(self, count)
-        if self.last_slot is None:
-            self._first_slot = slot
-        else:
-            self.last_slot.next = slot
-        self.last_slot = slot
-        return slot
-
     def _count(self, calls: int, size: int) -> None:
         self._unanswered += calls
         self._unanswered_bytes += size
 
     def answer(self, ids: bytes | None, line: bytes) -> None:
         """The reply to a line that went no further than this."""
-        self._settle(None if ids is not None else self._slot(1), line, 1)
+        self._settle(None if ids is not None else self._order.place(1), line, 1)
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         self._settle(work.slot, lines, count)
@@ -280,34 +290,10 @@ class Connection:
             return
         self._unanswered_bytes -= self._unanswered_bytes * count / self._unanswered
         self._unanswered -= count
-        if slot is None:
-            self._outbox.put(lines)
-        else:
-            slot.left -= count
-            if slot is self._first_slot:
-                self._outbox.put(lines)
-                if not slot.left:
-                    self._advance()
-            else:
-                slot.chunks.append(lines)
-                self._held += len(lines)
+        self._order.put(slot, lines, count)
         if not self._scheduled:
             self._scheduled = True
             self._core.dirty.append(self)
-
-    def _advance(self) -> None:
-        """The first place is done: the next one speaks, with all that it has kept."""
-        slot = self._first_slot
-        while slot is not None and not slot.left:
-            slot = slot.next
-            if slot is not None:
-                for chunk in slot.chunks:
-                    self._held -= len(chunk)
-                    self._outbox.put(chunk)
-                slot.chunks.clear()
-        self._first_slot = slot
-        if slot is None:
-            self.last_slot = None
 
     def flush(self) -> None:
         self._scheduled = False
@@ -323,7 +309,7 @@ class Connection:
         return (
             self._unanswered >= limits.connection_calls
             or self._unanswered_bytes >= limits.connection_bytes
-            or self._outbox.size + self._held > OUTBOX_HIGH
+            or self._outbox.size + self._order.held > OUTBOX_HIGH
             or (self._unanswered > 0 and self._core.queued_bytes >= limits.queue_bytes)
         )
 
@@ -400,7 +386,7 @@ class Connection:
         """Replies that wait for one in front of them hold back everybody's work but that one's."""
         if self._outbox.size > OUTBOX_HIGH:
             return True
-        return self._held > OUTBOX_HIGH and work.slot is not None and work.slot is not self._first_slot
+        return self._order.held > OUTBOX_HIGH and work.slot is not None and work.slot is not self._order.first
 
     def abort(self) -> None:
         """The caller has hung up: what it has waiting is dropped, what runs is finished for nobody."""
@@ -411,8 +397,9 @@ class Connection:
         self.closed = True
         self._pause()
         self._outbox.close()
-        self._first_slot = self.last_slot = None
-        self._held = 0
+        self._core.partial_bytes -= self._partial
+        self._partial = 0
+        self._order.clear()
         if self.local or not self.ending:
             self._sock.close()
         else:
@@ -444,3 +431,11 @@ class Connection:
             return
         loop.add_reader(fd, read_away)
         loop.call_later(LINGER_SECONDS, over)
+
+
+def _reply(result: dict[str, Any] | Refusal, aid: str, ids: bytes | None) -> bytes:
+    """The broker's own answer as a reply line."""
+    if isinstance(result, Refusal):
+        return result.line(aid, ids)
+    encoded = msgspec.json.encode({"ok": True, "status": "OK", **result})
+    return (b'{"id":' + ids[:-1] + b"," + encoded[1:] if ids else encoded) + b"\n"

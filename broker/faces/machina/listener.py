@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import os
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from broker import errors
 from broker.config import Limits, address
@@ -22,12 +23,22 @@ from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool.core import Core
 from broker.registry import Registry
+from broker.tokens import Door
 
 BACKLOG = 1024
 ACCEPTS_A_ROUND = 64
 LOOPBACK = ("127.", "::1", "localhost")
 
-Control = Callable[[Connection, str, bytes], Awaitable["dict[str, Any] | Refusal"]]
+Answer = dict[str, Any] | Refusal
+LOOK_SECONDS = 0.5  # between two looks at who is slow
+
+
+class Control(Protocol):
+    """Words to the broker itself."""
+
+    async def __call__(self, connection: Connection, aid: str, line: bytes) -> Answer: ...
+
+    def authenticate(self, connection: Connection, line: bytes) -> Answer: ...
 
 
 class MachinaFace:
@@ -42,7 +53,7 @@ class MachinaFace:
         control: Control,
         on_hang_up: Callable[[Connection], None],
         on_room: Callable[[], None],
-        needs_token: Callable[[], bool],
+        door: Door,
     ) -> None:
         self.core = core
         self.dispatcher = dispatcher
@@ -50,10 +61,11 @@ class MachinaFace:
         self.control = control
         self.rights = rights
         self.connections: set[Connection] = set()
-        self.needs_token = needs_token  # TCP callers have to say who they are
+        self.door = door
         self.on_room = on_room  # called when a caller has read what it had not
         self._on_hang_up = on_hang_up
         self._most = max_connections
+        self._next_look = 0.0
         self.log = log
         self._listeners: list[socket.socket] = []
         self._paths: list[str] = []
@@ -65,9 +77,10 @@ class MachinaFace:
 
     # --- listening --------------------------------------------------------------------------------------------------
 
-    def listen_unix(self, path: str, *, operator: bool) -> None:
-        """A socket that only this user can reach: mode 0600, in a directory that is not open to others."""
-        _private_directory(Path(path).parent)
+    def listen_unix(self, path: str, *, operator: bool, group: str = "") -> None:
+        """A socket that only this user, or also a group, can reach, in a directory that is not open to others."""
+        members = _group(group) if group else -1
+        _private_directory(Path(path).parent, members)
         self._locks.append(_lock(path))
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -83,6 +96,8 @@ class MachinaFace:
         finally:
             os.umask(before)
         self._paths.append(path)
+        if group:
+            _share(path, members, 0o660, group)
         self._listen(listener, operator)
 
     def listen_tcp(self, text: str, *, trusted: bool) -> tuple[str, int]:
@@ -158,11 +173,21 @@ class MachinaFace:
         self.dispatcher.hung_up(connection)
         self._on_hang_up(connection)
 
-    def expire(self) -> None:
-        """Callers that closed while they had something outstanding."""
+    def use_rights(self, rights: Book) -> None:
+        """From now on: also for those who are here."""
+        self.rights = rights
+        for connection in self.connections:
+            connection.set_rights()
+
+    def expire(self, now: float) -> None:
+        """Callers that closed while they had something outstanding; those too slow, or no longer welcome."""
         for connection in [c for c in self.connections if c.ending]:
             if connection.vanished():
                 connection.abort()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            for connection in list(self.connections):
+                connection.look(now)
 
     def stop_accepting(self) -> None:
         for listener in self._listeners:
@@ -180,8 +205,8 @@ class MachinaFace:
             os.close(lock)
 
 
-def _private_directory(directory: Path) -> None:
-    """Makes it, for us alone; one that exists must be ours if it is one that we would have made."""
+def _private_directory(directory: Path, members: int) -> None:
+    """Makes it, for us (and a group) alone; one that exists must be ours if it is one that we would have made."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
@@ -192,8 +217,27 @@ def _private_directory(directory: Path) -> None:
     if directory.name.startswith("toolhost-broker"):
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise ConfigError(f"{directory} belongs to somebody else; choose another --socket")
-        if found.st_mode & 0o077:
+        if members >= 0:
+            _share(str(directory), members, 0o710, str(members))
+        elif found.st_mode & 0o077:
             directory.chmod(0o700)
+
+
+def _group(name: str) -> int:
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"server.socket_group = {name!r}: there is no such group") from None
+
+
+def _share(path: str, members: int, mode: int, name: str) -> None:
+    try:
+        os.chown(path, -1, members)
+        os.chmod(path, mode)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be opened to group {name}: {error.strerror}; are you a member of it? (server.socket_group)"
+        ) from None
 
 
 def _lock(path: str) -> int:
