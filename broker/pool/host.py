@@ -6,13 +6,13 @@ import asyncio
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
-from broker.model import Tool, ToolInfo, Work
-from broker.policy.breaker import Breaker, Settings
+from broker.model import Tool, Work
+from broker.pool.asides import OURS, Aside, Fence, Permit, asks_for_a_lease, with_token
 from broker.pool.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -24,36 +24,8 @@ NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhos
 PROBATION = -17  # where a tool's count goes on after it broke the protocol
 QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which line it answers
 SLOW_SECONDS = 0.001  # a call that takes longer is never in front of another
+MOST_STRANGERS = 64  # lines that nobody asked for, before a toolhost is given up
 GRACE_SECONDS = 2.0  # between the end of its input and SIGKILL
-
-
-class Fence:
-    """A line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
-    that says too much or too little is found out here, before anybody else's call is behind it."""
-
-    TOOL = Tool(-1, ToolInfo("_fence"), None, 0.0, Breaker(Settings()))  # type: ignore[arg-type]
-    count = 0
-    principal = ""
-    rights: Any = None
-
-    def __init__(self, host: Host, timeout: float, suspect: Tool | None) -> None:
-        Fence.count += 1
-        self.name = f"_fence.{os.getpid()}.{Fence.count}".encode()
-        self.host = host
-        self.suspect = suspect
-        self.work = Work(self.TOOL, b'{"aid":"' + self.name + b'"}\n', 1, None, self, self, timeout)
-
-    def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
-        self.host.fence_passed(self, self.name in lines)
-
-    def refuse(self, work: Work, refusal: Refusal) -> None:
-        """The toolhost is dead, and says so itself."""
-
-    def gone(self) -> bool:
-        return False
-
-    def full(self, work: Work) -> bool:  # noqa: ARG002
-        return False
 
 
 class Host:
@@ -95,7 +67,7 @@ class Host:
         self.lived = False  # it has answered at least once
         self.alone = True  # nobody may be put behind what it is doing
         self.quotes = True  # its refusals name the line that they answer
-        self.calls = -1  # the first fence does not count
+        self.calls = 0
         self.born = now
         self.expires = 0.0
         self.max_calls = 0
@@ -112,16 +84,22 @@ class Host:
         loop.add_reader(process.stdout, self._on_replies)
         loop.add_reader(process.stderr, self._on_stderr)
         loop.add_reader(process.pidfd, self._on_exit)
-        self.send(Fence(self, pool.startup_seconds, None).work, now)
+        self._put(Fence(pool.startup_seconds, OURS, self._alive).work, now)
 
     # --- work in ----------------------------------------------------------------------------------------------------
 
     def send(self, work: Work, now: float) -> None:
-        """Hands work over. An idle toolhost gets it at once; a busy one with whatever else this round brings."""
+        """Hands work over, behind a fence if it is not the last one's caller's."""
+        if self.flight and self.flight[-1].caller is not work.caller:
+            self._put(Fence(self.pool.startup_seconds, self.flight[-1].tool, self._between).work, now)
+        self._put(work, now)
+
+    def _put(self, work: Work, now: float, lines: bytes | None = None) -> None:
+        """An idle toolhost gets it at once; a busy one with whatever else this round brings."""
         idle = not self.flight
         self.flight.append(work)
         self.inflight += work.count
-        self.outbox.put(work.lines)
+        self.outbox.put(lines or work.lines)
         if idle:
             self.mark = now
             self._arm(now)
@@ -135,22 +113,52 @@ class Host:
     def send_alone(self, work: Work, now: float) -> None:
         """One call with a toolhost to itself."""
         self.alone = True
-        self.send(work, now)
+        if self.pool.asks_leases and work.tool.tier:
+            self._put(Permit(work, self.pool.startup_seconds, self._permitted).work, now)
+        else:
+            self._put(work, now)
 
     def flush(self) -> None:
         self.scheduled = False
         self.outbox.flush()
 
-    def fence_passed(self, fence: Fence, quoted: bool) -> None:
-        if fence.suspect is None:  # the first sign of life
-            self.quotes = quoted
-        elif not quoted:
-            self.pool.violation(self, fence.suspect, "answered one request more than once")
-            return
-        else:
-            fence.suspect.clean += 1
+    # --- what our own lines have shown ------------------------------------------------------------------------------
+
+    def _alive(self, fence: Fence, quoted: bool) -> None:  # noqa: ARG002
+        """The first sign of life; from now on we know whether its refusals name the line that they answer."""
+        self.quotes = quoted
         self.alone = False
         self.pool.host_free(self)
+
+    def _proved(self, fence: Fence, quoted: bool) -> None:
+        """A newcomer had it to itself, and said what it had to say, no more."""
+        if not quoted:
+            self.pool.violation(self, fence.suspect, "answered one request more than once")
+            return
+        fence.suspect.clean += 1
+        self.alone = False
+        self.pool.host_free(self)
+
+    def _between(self, fence: Fence, quoted: bool) -> None:
+        """Between two callers. What is not the fence's own reply is nobody's; behind it the count is right again."""
+        if quoted:
+            return
+        fence.strangers += 1
+        if fence.strangers == 1:
+            self.pool.babbled(self, fence.suspect)
+        if fence.strangers > MOST_STRANGERS:
+            self.pool.violation(self, fence.suspect, "said far more than it was asked")
+            return
+        fence.work.count = 1
+        self.flight.appendleft(fence.work)
+        self.inflight += 1
+
+    def _permitted(self, call: Work, token: str, error: str) -> None:
+        if token:
+            self._put(call, time.monotonic(), with_token(call, token))
+        else:
+            text = f"its toolhost enforces leases and gave none: {error}"
+            call.sink.refuse(call, Refusal(errors.UNAVAILABLE, f"{call.tool.name}: {text}"))
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -171,82 +179,112 @@ class Host:
         flight = self.flight
         answered = 0
         first = flight[0] if flight else None
+        last = None  # call that was answered
         while flight:
             work = flight[0]
-            ids = work.ids
-            if ids is None:
-                failed = lib.tb_take(
-                    self.framer, self.pool.core.take_batch, work.count, ffi.NULL, 0, self.pool.limits.depth, taken
-                )
-            else:
-                rest = ffi.from_buffer(ids) + work.ids_at
-                failed = lib.tb_take(
-                    self.framer,
-                    self.pool.core.take_batch,
-                    work.count,
-                    rest,
-                    len(ids) - work.ids_at,
-                    self.pool.limits.depth,
-                    taken,
-                )
-            if failed:
+            asked = work.count
+            if self._take(work):
                 raise MemoryError
             lines = taken.lines
+            if work.tool is not OURS:
+                last = work
             if lines:
                 data = ffi.buffer(taken.data, taken.len)[:]
+                if lines != taken.succeeded and self._wants_lease(work, data, now):
+                    continue
+                if len(flight) > 1 and self._swallowed(work, data):
+                    return
                 work.ids_at += taken.ids_used
                 work.done += lines
                 work.count -= lines
                 self.inflight -= lines
                 answered += lines
-                tool = work.tool
-                tool.calls += lines
-                tool.size += (taken.len / lines - tool.size) / 2
-                self.calls += lines
-                tool.breaker.succeeded(lines, now)
-                if lines != taken.succeeded:
-                    tool.failed += lines - taken.succeeded
-                    if tool.counts_errors:
-                        self.pool.tool_errors(tool, lines - taken.succeeded, now)
+                if last is work:
+                    self._tally(work.tool, lines, now)
                 if not work.count:
                     flight.popleft()
                 work.sink.deliver(work, data, lines)
             stopped = taken.stopped
             if stopped == lib.TB_REPLY_OVERSIZE:
-                if work.tool is Fence.TOOL:
-                    self.pool.violation(self, work.tool, "answered a line that no tool answers with far too much")
+                if work.tool is OURS:
+                    self.pool.violation(self, _blamed(work), "answered a line that no tool answers with far too much")
                     return
                 answered += 1
                 self._oversize(work)
             elif stopped == lib.TB_REPLY_JUNK:
                 junk = ffi.buffer(taken.junk, taken.junk_len)[:]
-                self.pool.junk(self, work.tool, junk)
+                self.pool.junk(self, _blamed(work), junk)
                 return
-            elif work.count:
+            elif lines < asked:
                 break
         if not flight and not self.stop_reason and lib.tb_framer_pending(self.framer):
-            self.pool.violation(self, first.tool if first else Fence.TOOL, "said more than it was asked")
+            self.pool.violation(self, _blamed(first) if first else OURS, "said more than it was asked")
         elif answered and not self.stop_reason:
-            self._progress(first, answered, now)
+            self._progress(first, last, answered, now)
 
-    def _progress(self, first: Work | None, answered: int, now: float) -> None:
+    def _take(self, work: Work) -> int:
+        """As many replies of this work as there are."""
+        core, depth = self.pool.core, self.pool.limits.depth
+        ids = work.ids
+        if ids is None:
+            return lib.tb_take(self.framer, core.take_batch, work.count, ffi.NULL, 0, depth, core.taken)
+        rest = ffi.from_buffer(ids) + work.ids_at
+        left = len(ids) - work.ids_at
+        return lib.tb_take(self.framer, core.take_batch, work.count, rest, left, depth, core.taken)
+
+    def _tally(self, tool: Tool, lines: int, now: float) -> None:
+        taken = self.pool.core.taken
+        tool.calls += lines
+        tool.size += (taken.len / lines - tool.size) / 2
+        self.calls += lines
+        tool.breaker.succeeded(lines, now)
+        if lines != taken.succeeded:
+            tool.failed += lines - taken.succeeded
+            if tool.counts_errors:
+                self.pool.tool_errors(tool, lines - taken.succeeded, now)
+
+    def _progress(self, first: Work | None, last: Work | None, answered: int, now: float) -> None:
         """Time moves on: what a call costs, when the next one is late, who may come in."""
-        if first is not None and first.tool is not Fence.TOOL:
+        if first is not None and first is last:
             _learn(first.tool, (now - self.mark) / answered)
         self.mark = now
         if self.flight:
             self._arm(now)
             if not self.alone:
                 self.pool.host_free(self)
-        elif first is not None and first.tool is not Fence.TOOL:
-            if self.alone and (first.tool.clean < NEWCOMER_CALLS or not self.pool.settings.pipeline):
+        elif last is not None:
+            if self.alone and (last.tool.clean < NEWCOMER_CALLS or not self.pool.settings.pipeline):
                 if self.quotes:
-                    self.send(Fence(self, self.pool.startup_seconds, first.tool).work, now)
+                    self._put(Fence(self.pool.startup_seconds, last.tool, self._proved).work, now)
                 else:
-                    self.loop.call_later(QUIET_SECONDS, self._quiet, first.tool)
+                    self.loop.call_later(QUIET_SECONDS, self._quiet, last.tool)
             else:
                 self.alone = False
                 self.pool.host_free(self)
+
+    def _wants_lease(self, work: Work, data: bytes, now: float) -> bool:
+        """The first call of a tool above tier 0 learns whether the toolhost enforces leases: then it gets one."""
+        pool = self.pool
+        if not self.alone or pool.asks_leases or not work.tool.tier or not asks_for_a_lease(data):
+            return False
+        pool.asks_leases = True
+        pool.log.info("toolhost enforces leases, the broker gets them", pool=pool.name)
+        self.flight.popleft()
+        self.inflight -= 1
+        self.send_alone(work, now)
+        return True
+
+    def _swallowed(self, work: Work, data: bytes) -> bool:
+        """A fence's reply came as a call's: calls before it have none, and those behind it may have run."""
+        fence = self.flight[1].sink
+        if not isinstance(fence, Fence) or fence.name not in data:
+            return False
+        what = "left a request without an answer"
+        refusal = Refusal(errors.BAD_REPLY, f"its toolhost {what}; the call may have run")
+        for lost in self.abandon():
+            lost.sink.refuse(lost, refusal)
+        self.pool.violation(self, work.tool, what)
+        return True
 
     def _quiet(self, tool: Tool) -> None:
         if self.stop_reason:
@@ -356,11 +394,24 @@ class Host:
         self.pool.core.flush()
 
     def abandon(self) -> list[Work]:
-        """All that is in flight, given up: the first call may have run, the others have not."""
-        works = list(self.flight)
+        """All calls that it has, given up. `running()` says, before, whether the first one may have run."""
+        works = [work.sink.held if isinstance(work.sink, Aside) else work for work in self.flight]
         self.flight.clear()
         self.inflight = 0
-        return works
+        return [work for work in works if work is not None]
+
+    def running(self) -> bool:
+        """The first line without a reply is a call: that one may have run."""
+        return bool(self.flight) and self.flight[0].tool is not OURS
+
+    def working(self) -> bool:
+        """It has calls, not only lines of our own."""
+        return any(work.tool is not OURS or isinstance(work.sink, Permit) for work in self.flight)
+
+
+def _blamed(work: Work) -> Tool:
+    """Whose fault it is when something is wrong here: what is in front of a fence, not the fence."""
+    return work.sink.suspect if isinstance(work.sink, Aside) else work.tool
 
 
 def _learn(tool: Tool, sample: float) -> None:

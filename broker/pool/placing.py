@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.config import Toolhost
-from broker.model import Tool
+from broker.model import Caller, Tool
 from broker.pool.host import NEWCOMER_CALLS, SLOW_SECONDS, Host
 
 WINDOW_SECONDS = 0.002  # of work in one toolhost's pipe
@@ -34,13 +34,16 @@ def room(host: Host | None, tool: Tool) -> int:
     return max(0, window(tool) - host.inflight)
 
 
-def least_busy(ready: Sequence[Host], reserved: Host | None) -> Host | None:
+def least_busy(ready: Sequence[Host], reserved: Host | None, caller: Caller | None) -> Host | None:
+    """Callers share a toolhost's pipe only where fences can be put between them."""
     best = None
     for host in ready:
         if host.alone or host is reserved:
             continue
         if not host.inflight:
             return host
+        if not host.quotes and caller is not None and host.flight[-1].caller is not caller:
+            continue
         if best is None or host.inflight < best.inflight:
             best = host
     return best

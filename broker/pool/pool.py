@@ -19,8 +19,9 @@ from broker.model import HUNG_UP, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
 from broker.pool import placing, process
+from broker.pool.asides import OURS
 from broker.pool.core import Core
-from broker.pool.host import PROBATION, Fence, Host
+from broker.pool.host import PROBATION, Host
 from broker.pool.process import Process, Spawner, SpawnError, Spec
 
 PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
@@ -52,6 +53,7 @@ class Pool:
         self.queue = Queue()
         self.reserved: Host | None = None  # kept free of new work until a slow call can have it
         self._patience: asyncio.TimerHandle | None = None
+        self.asks_leases = False  # its toolhosts enforce leases on their own
         self.held = False  # calls wait while the plugin is being replaced
         self.closed: Refusal | None = None  # no new work; what it is told
         self.failures = 0  # starts in a row
@@ -149,7 +151,7 @@ class Pool:
         if self.reserved is host:
             self.reserved = None
         host.lived = True  # whatever comes, it is not a start that failed
-        if not host.flight or host.flight[0].tool is Fence.TOOL:
+        if not host.working():
             host.abandon()
             host.finish(reason)
 
@@ -184,10 +186,10 @@ class Pool:
     def _place(self, work: Work, now: float) -> bool:
         """Hands over as much as there is room for; True if that was all of it."""
         tool = work.tool
-        if placing.runs_alone(tool, self.settings):
+        if self._runs_alone(tool):
             return self._place_alone(work, now)
         while True:
-            host = placing.least_busy(self.ready, self.reserved)
+            host = placing.least_busy(self.ready, self.reserved, work.caller)
             room = placing.room(host, tool)
             if host is None or not room:
                 return False
@@ -195,6 +197,9 @@ class Pool:
                 host.send(work, now)
                 return True
             host.send(work.take(room), now)
+
+    def _runs_alone(self, tool: Tool) -> bool:
+        return placing.runs_alone(tool, self.settings) or (self.asks_leases and tool.tier > 0)
 
     def _place_alone(self, work: Work, now: float) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
@@ -225,10 +230,10 @@ class Pool:
     def _pump_lane(self, lane: Lane, now: float) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
         tool = lane.tool
-        if placing.runs_alone(tool, self.settings):
+        if self._runs_alone(tool):
             room = int(placing.idle_for(tool, self.ready, self.settings.max) is not None)
         else:
-            room = placing.room(placing.least_busy(self.ready, self.reserved), tool)
+            room = placing.room(placing.least_busy(self.ready, self.reserved, None), tool)
         if not room:
             return False
         work = lane.pop(room)
@@ -248,7 +253,7 @@ class Pool:
             self._start()
         if self._patience is None:
             self._patience = self.core.loop.call_later(PATIENCE_SECONDS, self._out_of_patience)
-        slow = [lane.tool for lane in self.queue if placing.runs_alone(lane.tool, self.settings)]
+        slow = [lane.tool for lane in self.queue if self._runs_alone(lane.tool)]
         if not any(placing.may_be_alone(tool, self.ready, self.settings.max) for tool in slow):
             self.reserved = None
         elif self.reserved is None:
@@ -263,7 +268,7 @@ class Pool:
         for lane in self.queue:
             if lane.oldest() > before:
                 continue
-            if placing.runs_alone(lane.tool, self.settings):
+            if self._runs_alone(lane.tool):
                 slow += lane.lines
             else:
                 fast = 1
@@ -317,16 +322,15 @@ class Pool:
         self.leaving.discard(host)
         self.core.processes -= 1
         now = time.monotonic()
-        works = host.abandon()
-        working = any(work.tool is not Fence.TOOL for work in works)
+        running, works = host.running(), host.abandon()
         short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not host.asked_to_leave
-        if not working and (not host.lived or short) and self.closed is None:
+        if not works and (not host.lived or short) and self.closed is None:
             self._start_failed(self._obituary(host), now)
-        elif working:
+        elif works:
             self.counts["crash"] += 1
             self.last_reason = self._obituary(host)
             self.log.warning("toolhost died", pool=self.name, pid=host.process.pid, reason=self.last_reason)
-            self._lose_first(works, Refusal(errors.CRASH, f"{works[0].tool.name}: {self.last_reason}"), now)
+            self._lose(works, running, Refusal(errors.CRASH, f"{works[0].tool.name}: {self.last_reason}"), now)
         if self.closed is None:
             self.fill()
             self.pump(now)
@@ -337,10 +341,10 @@ class Pool:
         words = host.last_words()
         return f"its toolhost {why}" + (f"; it said: {words}" if words else "")
 
-    def _lose_first(self, works: list[Work], refusal: Refusal, now: float) -> None:
-        """The first call ends here, unless the configuration says that it is safe to run again; the others move."""
+    def _lose(self, works: list[Work], running: bool, refusal: Refusal, now: float) -> None:
+        """The running call ends here, unless the configuration says that it is safe to run again; the others move."""
         lost = None
-        if works[0].tool is not Fence.TOOL:
+        if running:
             lost = works[0] if works[0].count == 1 else works[0].take(1)
             if lost is works[0]:
                 works.pop(0)
@@ -349,8 +353,7 @@ class Pool:
                 works.insert(0, lost)
                 lost = None
         for work in reversed(works):
-            if work.tool is not Fence.TOOL:
-                self._move(work, now)
+            self._move(work, now)
         if lost is not None:  # last: if this opens its breaker, those that have just moved are refused with the rest
             self.failed(lost, refusal)
 
@@ -385,18 +388,19 @@ class Pool:
     def late(self, host: Host) -> None:
         """The first call has had its time. The toolhost is dead to us at once: a late reply reaches nobody."""
         now = time.monotonic()
-        works = host.abandon()
-        tool = works[0].tool
-        if tool is Fence.TOOL:
+        running, works = host.running(), host.abandon()
+        if not running:
             host.die("did not answer in time after it was started" if host in self.starting else "stopped answering")
+            for work in reversed(works):
+                self._move(work, now)
             return
+        tool, seconds = works[0].tool, works[0].timeout
         self.counts["timeout"] += 1
-        seconds = works[0].timeout
         self.last_reason = f"{tool.name} ran into its timeout of {seconds:g} s"
         self.log.warning("call timed out", pool=self.name, aid=tool.name, pid=host.process.pid, seconds=seconds)
         host.die("timeout")
         refusal = Refusal(errors.TIMEOUT, f"{tool.name} gave no answer within {seconds:g} s; it may have run")
-        self._lose_first(works, refusal, now)
+        self._lose(works, True, refusal, now)
         self.fill()
         self.pump(now)
 
@@ -406,17 +410,30 @@ class Pool:
 
     def violation(self, host: Host, tool: Tool, what: str) -> None:
         """It broke the protocol: what it says next could be anybody's. It is killed, and the rest moves."""
+        running, works = host.running(), host.abandon()
+        self._distrust(host, tool, what, count=not running and tool is not OURS)
+        host.die(what)
+        if works:
+            now = time.monotonic()
+            self._lose(works, running, Refusal(errors.BAD_REPLY, f"{works[0].tool.name}: its toolhost {what}"), now)
+            self.pump(now)
+        self.fill()
+
+    def babbled(self, host: Host, tool: Tool) -> None:
+        """It said more than it was asked, in front of a fence: nobody got what is not his. It finishes, and leaves."""
+        what = "answered one request more than once"
+        self._distrust(host, tool, what, count=True)
+        self.retire(host, what)
+        self.fill()
+
+    def _distrust(self, host: Host, tool: Tool, what: str, *, count: bool) -> None:
+        """The tool is on probation; where no call ends badly for it, its breaker is told here."""
         self.counts["violation"] += 1
         self.last_reason = f"its toolhost {what}"
         tool.clean = PROBATION
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
-        works = host.abandon()
-        host.die(what)
-        if works:
-            now = time.monotonic()
-            self._lose_first(works, Refusal(errors.BAD_REPLY, f"{works[0].tool.name}: its toolhost {what}"), now)
-            self.pump(now)
-        self.fill()
+        if count and tool.breaker.failed(self.last_reason, time.monotonic()):
+            self.core.tripped(tool)
 
     # --- callers and time -------------------------------------------------------------------------------------------
 

@@ -161,3 +161,59 @@ def test_the_command_line_issues_lists_and_revokes(leased, tmp_path):
     assert leased.ask(write(_lease_token=token))["reason"] == "lease not found"
     assert "1 issued" in broker_command(tmp_path, "lease", "gc", *at).stdout
     assert broker_command(tmp_path, "lease", "revoke", "nope", *at).returncode == 1
+
+
+@pytest.fixture(params=["the broker enforces, too", "only the toolhost enforces"])
+def enforcing(start, where, tmp_path, request):
+    """A toolhost that asks for leases itself."""
+    work = tmp_path / "work"
+    env = {"MACHINA_LEASE_ENFORCE": "1", "MACHINA_WORK_DIR": str(work)}
+    config = f"[lease]\nenforce = {str(request.param.startswith('the')).lower()}\n" + toolhost(
+        "d", where["demo_plugin"], max=2
+    )
+    return start(config=config + f"env = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in env.items())} }}\n")
+
+
+def test_a_toolhost_that_enforces_leases_on_its_own_is_given_the_tokens_that_it_needs(enforcing, tmp_path):
+    def lease():
+        return {"_lease_token": issue(enforcing)["token_id"]}
+
+    for n in range(5):
+        assert enforcing.ask(write(f"{n}.txt", id=n, **lease()))["ok"]
+    with enforcing.wire() as wire:
+        wire.send(*(write(f"{n}.txt", id=n, **lease()) for n in range(5, 40)))
+        assert all(reply["ok"] for reply in wire.replies(35))
+    assert len(list((tmp_path / "work").iterdir())) == 40
+    assert "token" not in json.dumps(enforcing.ask(write("x.txt", **lease())))
+
+
+DIES_WHEN_ASKED_FOR_A_LEASE = """#!/usr/bin/env python3
+import json, os, sys
+if sys.argv[1] == "--list":
+    print('{"ok":true,"tools":[{"aid":"AID.FILE.WRITE.v1"}]}')
+    sys.exit()
+for line in sys.stdin:
+    request = json.loads(line)
+    reply = {"ok": False, "error": "tool not found: " + request["aid"]}
+    if request["aid"] == "_lease.issue":
+        if not os.path.exists("died"):
+            open("died", "w")
+            os._exit(1)
+        reply = {"ok": True, "token_id": "t"}
+    elif request["aid"] == "AID.FILE.WRITE.v1":
+        reply = {"ok": False, "error": "lease_required", "tier": 1}
+        if request.get("_lease_token") == "t":
+            reply = {"ok": True, "status": "OK", "output_json": "1", "error": ""}
+    print(json.dumps(reply), flush=True)
+"""
+
+
+def test_a_call_that_waits_for_its_toolhosts_lease_moves_when_the_toolhost_dies(start, tmp_path):
+    """It has not run: the toolhost dies while it is asked for the lease."""
+    binary = tmp_path / "host"
+    binary.write_text(DIES_WHEN_ASKED_FOR_A_LEASE)
+    binary.chmod(0o755)
+    broker = start(config=f'[[toolhost]]\nname = "a"\nbinary = "{binary}"\ncwd = "{tmp_path}"\nmin = 1\nmax = 1\n')
+    assert broker.call(WRITE)["ok"]
+    assert broker.counts()["moved"] == 1
+    assert (tmp_path / "died").exists()

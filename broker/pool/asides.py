@@ -1,0 +1,96 @@
+"""Lines of our own to a toolhost, between its calls: fences that prove its count, and leases that it asks for."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from broker.errors import Refusal
+from broker.model import Tool, ToolInfo, Work
+from broker.policy.breaker import Breaker, Settings
+
+OURS = Tool(-1, ToolInfo("_broker"), None, 0.0, Breaker(Settings()))  # type: ignore[arg-type]
+
+_secret = secrets.token_hex(8)  # so that no tool can say a fence's name by chance
+_numbers = itertools.count()
+
+
+class Aside:
+    """Both the caller of such a line and the sink of its reply."""
+
+    principal = ""
+    rights: Any = None
+    suspect = OURS  # who is to blame if something else comes in its place
+    held: Work | None = None  # a call that is not in the pipe before this is answered
+
+    def __init__(self, line: bytes, seconds: float, answered: Callable[[bytes], None]) -> None:
+        self._answered = answered
+        self.work = Work(OURS, line, 1, None, self, self, seconds)
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
+        self._answered(lines)
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        """The toolhost is dead, and says so itself."""
+
+    def gone(self) -> bool:
+        return False
+
+    def full(self, work: Work) -> bool:  # noqa: ARG002
+        return False
+
+
+class Fence(Aside):
+    """A line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
+    that says too much or too little is found out here, before anybody else gets an answer that is not his."""
+
+    def __init__(self, seconds: float, suspect: Tool, passed: Callable[[Fence, bool], None]) -> None:
+        self.suspect = suspect
+        self.name = f"_fence.{_secret}.{next(_numbers)}".encode()
+        self.strangers = 0  # lines that came before its reply
+        super().__init__(b'{"aid":"' + self.name + b'"}\n', seconds, lambda lines: passed(self, self.name in lines))
+
+
+class _Issued(msgspec.Struct):
+    token_id: str = ""
+    error: str = ""
+
+
+class Permit(Aside):
+    """Asks a toolhost that enforces leases on its own for the one that a call needs. Our gates have let it pass."""
+
+    def __init__(self, call: Work, seconds: float, issued: Callable[[Work, str, str], None]) -> None:
+        self.held = call
+        line = msgspec.json.encode({"aid": "_lease.issue", "tool_aid": call.tool.name, "tier": call.tool.tier}) + b"\n"
+
+        def answered(lines: bytes) -> None:
+            try:
+                reply = msgspec.json.decode(lines, type=_Issued)
+            except msgspec.ValidationError as error:
+                reply = _Issued(error=str(error))
+            issued(call, reply.token_id, reply.error)
+
+        super().__init__(line, seconds, answered)
+
+
+def with_token(call: Work, token: str) -> bytes:
+    """The call's line as this toolhost wants it. The call itself stays as it is: another toolhost has other tokens."""
+    return b'{"_lease_token":' + msgspec.json.encode(token) + b"," + call.lines[1:]
+
+
+class _Refused(msgspec.Struct):
+    error: str = ""
+
+
+def asks_for_a_lease(line: bytes) -> bool:
+    """A toolhost's reply says that it wants a lease of its own."""
+    if b"lease_required" not in line:
+        return False
+    try:
+        return msgspec.json.decode(line, type=_Refused).error == "lease_required"
+    except msgspec.ValidationError:
+        return False
