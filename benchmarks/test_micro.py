@@ -48,7 +48,7 @@ def test_take_a_batch_of_replies(benchmark, wire):
 
     def take():
         lib.tb_framer_feed(framer, lines, len(lines))
-        lib.tb_take(framer, batch, LINES, ffi.NULL, 0, 128, taken)
+        lib.tb_take(framer, batch, LINES, b"", 0, ffi.NULL, 0, 128, taken)
 
     benchmark(take)
     assert taken.succeeded == LINES

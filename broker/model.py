@@ -112,6 +112,7 @@ class Work:
         "caller",
         "count",
         "done",
+        "fence",
         "ids",
         "ids_at",
         "lines",
@@ -119,6 +120,7 @@ class Work:
         "queued",
         "sink",
         "slot",
+        "suspect",
         "timeout",
         "tool",
     )
@@ -137,6 +139,8 @@ class Work:
         self.ids_at = 0
         self.queued = 0.0
         self.moves = 0  # toolhosts that died in front of it
+        self.fence = b""  # in its toolhost's pipe, the name of the fence in front of it, until its reply has come
+        self.suspect = tool  # whose call is in front of the fence
         self.slot: Any = None  # the sink's own: its place in the order of replies
 
     def trim(self) -> None:

@@ -1,4 +1,5 @@
 /* reply.c: checks and counts a toolhost's lines, and makes each caller's id the first member of its reply. */
+#define _GNU_SOURCE /* memmem */
 #include "batch.h"
 #include "json.h"
 
@@ -89,22 +90,33 @@ static void put_reply(buffer *b, const verdict *v, const char *id, size_t id_len
     buffer_char(b, '\n');
 }
 
-int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *ids, size_t ids_len, int32_t max_depth,
-            tb_taken *taken) {
-    tb_line line;
+/* The next reply, judged. TB_REPLY_OK with *found 0: there is none yet. */
+static int next_reply(tb_framer *f, int max_depth, tb_line *line, verdict *v, int *found) {
+    const int kind = tb_framer_next(f, line);
+    *found = kind != TB_NONE;
+    if (kind == TB_OVERSIZE) return TB_REPLY_OVERSIZE;
+    return kind == TB_NONE || judge(line, max_depth, v) ? TB_REPLY_OK : TB_REPLY_JUNK;
+}
+
+int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
+            size_t ids_len, int32_t max_depth, tb_taken *taken) {
+    tb_line line = {NULL, 0};
     verdict v;
+    int found;
     memset(taken, 0, sizeof *taken);
     buffer_clear(&b->out, 2 * BATCH_KEEP);
     const char *id = ids, *ids_end = ids + ids_len;
-    while (taken->lines < max_lines) {
-        const int kind = tb_framer_next(f, &line);
-        if (kind == TB_NONE) break;
-        if (kind == TB_OVERSIZE || !judge(&line, max_depth, &v)) {
-            taken->stopped = kind == TB_OVERSIZE ? TB_REPLY_OVERSIZE : TB_REPLY_JUNK;
-            taken->junk = line.data;
-            taken->junk_len = line.len < JUNK_SHOWN ? line.len : JUNK_SHOWN;
-            break;
+    if (fence_len) {
+        taken->stopped = next_reply(f, max_depth, &line, &v, &found);
+        if (found && !taken->stopped) {
+            taken->fenced = memmem(line.data, line.len, fence, fence_len) != NULL;
+            if (!taken->fenced) taken->stopped = TB_REPLY_STRANGER;
         }
+        if (!taken->fenced) max_lines = 0;
+    }
+    while (taken->lines < max_lines) {
+        taken->stopped = next_reply(f, max_depth, &line, &v, &found);
+        if (!found || taken->stopped) break;
         const char *id_end = ids ? memchr(id, '\n', (size_t)(ids_end - id)) : NULL;
         if (buffer_reserve(&b->out, line.len + 16 + (id_end ? (size_t)(id_end - id) : 0))) return -ENOMEM;
         put_reply(&b->out, &v, id_end ? id : NULL, id_end ? (size_t)(id_end - id) : 0);
@@ -112,6 +124,8 @@ int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *ids, size_
         taken->lines++;
         taken->succeeded += v.succeeded;
     }
+    taken->junk = line.data;
+    taken->junk_len = line.len < JUNK_SHOWN ? line.len : JUNK_SHOWN;
     taken->ids_used = (size_t)(id - ids);
     taken->data = b->out.data;
     taken->len = b->out.len;

@@ -117,7 +117,9 @@ size_t tb_skip_lines(const char *data, size_t len, size_t n);
 
 /* ---- replies: a toolhost's lines, checked, counted, and given their callers' ids ------------------------------- */
 
-enum { TB_REPLY_OK, TB_REPLY_JUNK, TB_REPLY_OVERSIZE };
+/* A fence is a line in front of a run that no tool answers: its reply quotes the fence's name, and so proves that what
+ * follows is the run's. TB_REPLY_STRANGER: a reply that is neither. */
+enum { TB_REPLY_OK, TB_REPLY_JUNK, TB_REPLY_OVERSIZE, TB_REPLY_STRANGER };
 
 typedef struct {
     const char *data;    /* `lines` reply lines for the caller; valid until the next take or read */
@@ -125,14 +127,16 @@ typedef struct {
     int32_t lines;
     int32_t succeeded;   /* of these, how many have status OK */
     size_t ids_used;     /* bytes of `ids` that were spliced in */
+    int32_t fenced;      /* the fence's own reply was among them, and is not counted */
     int32_t stopped;     /* TB_REPLY_OK, or what the line behind these turned out to be; that line is consumed */
     const char *junk;    /* the first bytes of that line */
     size_t junk_len;
 } tb_taken;
 
-/* Takes up to max_lines replies. With ids (one a line), each becomes the first member of its reply. 0, or -ENOMEM. */
-int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *ids, size_t ids_len, int32_t max_depth,
-            tb_taken *taken);
+/* Takes up to max_lines replies; with a fence, none before its reply. With ids (one a line), each becomes the first
+ * member of its reply. 0, or -ENOMEM. */
+int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
+            size_t ids_len, int32_t max_depth, tb_taken *taken);
 
 /* ---- spawn: one child, its own process group, fenced in before exec --------------------------------------------- */
 

@@ -1,4 +1,8 @@
-"""Lines of our own to a toolhost, between its calls: fences that prove its count, and leases that it asks for."""
+"""Lines of our own to a toolhost, between its calls: fences that prove its count, and leases that it asks for.
+
+A fence is a line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
+that says too much or too little is found out here, before anybody gets an answer that is not his.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from broker.policy.breaker import Breaker, Settings
 
 OURS = Tool(-1, ToolInfo("_broker"), None, 0.0, Breaker(Settings()))  # type: ignore[arg-type]
 
-_secret = secrets.token_hex(8)  # so that no tool can say a fence's name by chance
+_secret = secrets.token_hex(8).encode()  # so that no tool can say a fence's name by chance
 _numbers = itertools.count()
 
 
@@ -24,7 +28,6 @@ class Aside:
 
     principal = ""
     rights: Any = None
-    suspect = OURS  # who is to blame if something else comes in its place
     held: Work | None = None  # a call that is not in the pipe before this is answered
 
     def __init__(self, line: bytes, seconds: float, answered: Callable[[bytes], None]) -> None:
@@ -44,15 +47,21 @@ class Aside:
         return False
 
 
+def fence_name() -> bytes:
+    return b"_fence.%b.%d" % (_secret, next(_numbers))
+
+
+def fence_line(name: bytes) -> bytes:
+    return b'{"aid":"%b"}\n' % name
+
+
 class Fence(Aside):
-    """A line that no tool answers. Its reply quotes its name, and so shows that nothing stands between: a toolhost
-    that says too much or too little is found out here, before anybody else gets an answer that is not his."""
+    """A fence that stands alone. (Those between two callers are a part of the second one's work.)"""
 
     def __init__(self, seconds: float, suspect: Tool, passed: Callable[[Fence, bool], None]) -> None:
-        self.suspect = suspect
-        self.name = f"_fence.{_secret}.{next(_numbers)}".encode()
-        self.strangers = 0  # lines that came before its reply
-        super().__init__(b'{"aid":"' + self.name + b'"}\n', seconds, lambda lines: passed(self, self.name in lines))
+        name = fence_name()
+        super().__init__(fence_line(name), seconds, lambda lines: passed(self, name in lines))
+        self.work.suspect = suspect
 
 
 class _Issued(msgspec.Struct):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
-from broker.model import Tool, Work
-from broker.pool.asides import OURS, Aside, Fence, Permit, asks_for_a_lease, with_token
+from broker.model import Caller, Tool, Work
+from broker.pool.asides import OURS, Aside, Fence, Permit, asks_for_a_lease, fence_line, fence_name, with_token
 from broker.pool.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Host:
         "flight",
         "framer",
         "inflight",
+        "last_caller",
+        "last_tool",
         "lived",
         "loop",
         "mark",
@@ -53,6 +55,7 @@ class Host:
         "scheduled",
         "stderr",
         "stop_reason",
+        "strangers",
         "timer",
         "timer_at",
     )
@@ -63,6 +66,8 @@ class Host:
         self.loop = loop
         self.flight: deque[Work] = deque()
         self.inflight = 0  # calls in `flight`
+        self.last_caller: Caller | None = None  # of the call that it was given last; none behind a fence
+        self.last_tool = OURS
         self.asked_to_leave = False
         self.lived = False  # it has answered at least once
         self.alone = True  # nobody may be put behind what it is doing
@@ -76,6 +81,7 @@ class Host:
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self.scheduled = False
+        self.strangers = 0  # replies to nothing that it was asked
         self.stderr = b""
         self.stop_reason = ""
         self.rss = 0  # bytes, when it came alive
@@ -84,22 +90,32 @@ class Host:
         loop.add_reader(process.stdout, self._on_replies)
         loop.add_reader(process.stderr, self._on_stderr)
         loop.add_reader(process.pidfd, self._on_exit)
-        self._put(Fence(pool.startup_seconds, OURS, self._alive).work, now)
+        self._ask(Fence(pool.startup_seconds, OURS, self._alive), now)
 
     # --- work in ----------------------------------------------------------------------------------------------------
 
-    def send(self, work: Work, now: float) -> None:
-        """Hands work over, behind a fence if it is not the last one's caller's."""
-        if self.flight and self.flight[-1].caller is not work.caller:
-            self._put(Fence(self.pool.startup_seconds, self.flight[-1].tool, self._between).work, now)
-        self._put(work, now)
+    def send(self, work: Work, now: float, lines: bytes | None = None) -> None:
+        """Hands a call over, behind a fence if the one before was another caller's: what the toolhost may still have to
+        say to that one must not become this one's answer."""
+        lines = lines or work.lines
+        if self.last_caller is not work.caller:
+            if self.last_caller is not None and self.quotes:
+                work.fence = fence_name()
+                work.suspect = self.last_tool
+                lines = fence_line(work.fence) + lines
+            self.last_caller = work.caller
+        self.last_tool = work.tool
+        self._put(work, lines, now)
 
-    def _put(self, work: Work, now: float, lines: bytes | None = None) -> None:
+    def _ask(self, aside: Aside, now: float) -> None:
+        self._put(aside.work, aside.work.lines, now)
+
+    def _put(self, work: Work, lines: bytes, now: float) -> None:
         """An idle toolhost gets it at once; a busy one with whatever else this round brings."""
         idle = not self.flight
         self.flight.append(work)
         self.inflight += work.count
-        self.outbox.put(lines or work.lines)
+        self.outbox.put(lines)
         if idle:
             self.mark = now
             self._arm(now)
@@ -114,9 +130,9 @@ class Host:
         """One call with a toolhost to itself."""
         self.alone = True
         if self.pool.asks_leases and work.tool.tier:
-            self._put(Permit(work, self.pool.startup_seconds, self._permitted).work, now)
+            self._ask(Permit(work, self.pool.startup_seconds, self._permitted), now)
         else:
-            self._put(work, now)
+            self.send(work, now)
 
     def flush(self) -> None:
         self.scheduled = False
@@ -133,29 +149,16 @@ class Host:
     def _proved(self, fence: Fence, quoted: bool) -> None:
         """A newcomer had it to itself, and said what it had to say, no more."""
         if not quoted:
-            self.pool.violation(self, fence.suspect, "answered one request more than once")
+            self.pool.violation(self, fence.work.suspect, "answered one request more than once")
             return
-        fence.suspect.clean += 1
+        fence.work.suspect.clean += 1
+        self.last_caller = None
         self.alone = False
         self.pool.host_free(self)
 
-    def _between(self, fence: Fence, quoted: bool) -> None:
-        """Between two callers. What is not the fence's own reply is nobody's; behind it the count is right again."""
-        if quoted:
-            return
-        fence.strangers += 1
-        if fence.strangers == 1:
-            self.pool.babbled(self, fence.suspect)
-        if fence.strangers > MOST_STRANGERS:
-            self.pool.violation(self, fence.suspect, "said far more than it was asked")
-            return
-        fence.work.count = 1
-        self.flight.appendleft(fence.work)
-        self.inflight += 1
-
     def _permitted(self, call: Work, token: str, error: str) -> None:
         if token:
-            self._put(call, time.monotonic(), with_token(call, token))
+            self.send(call, time.monotonic(), with_token(call, token))
         else:
             text = f"its toolhost enforces leases and gave none: {error}"
             call.sink.refuse(call, Refusal(errors.UNAVAILABLE, f"{call.tool.name}: {text}"))
@@ -185,6 +188,8 @@ class Host:
             asked = work.count
             if self._take(work):
                 raise MemoryError
+            if taken.fenced:
+                work.fence = b""
             lines = taken.lines
             if work.tool is not OURS:
                 last = work
@@ -206,31 +211,31 @@ class Host:
                 work.sink.deliver(work, data, lines)
             stopped = taken.stopped
             if stopped == lib.TB_REPLY_OVERSIZE:
-                if work.tool is OURS:
-                    self.pool.violation(self, _blamed(work), "answered a line that no tool answers with far too much")
+                if work.fence or work.tool is OURS:
+                    self.pool.violation(self, work.suspect, "answered a line that no tool answers with far too much")
                     return
                 answered += 1
                 self._oversize(work)
             elif stopped == lib.TB_REPLY_JUNK:
                 junk = ffi.buffer(taken.junk, taken.junk_len)[:]
-                self.pool.junk(self, _blamed(work), junk)
+                self.pool.junk(self, work.suspect if work.fence else work.tool, junk)
                 return
+            elif stopped == lib.TB_REPLY_STRANGER:
+                if self._stranger(work):
+                    return
             elif lines < asked:
                 break
         if not flight and not self.stop_reason and lib.tb_framer_pending(self.framer):
-            self.pool.violation(self, _blamed(first) if first else OURS, "said more than it was asked")
+            self.pool.violation(self, first.tool if first else OURS, "said more than it was asked")
         elif answered and not self.stop_reason:
             self._progress(first, last, answered, now)
 
     def _take(self, work: Work) -> int:
         """As many replies of this work as there are."""
-        core, depth = self.pool.core, self.pool.limits.depth
-        ids = work.ids
-        if ids is None:
-            return lib.tb_take(self.framer, core.take_batch, work.count, ffi.NULL, 0, depth, core.taken)
-        rest = ffi.from_buffer(ids) + work.ids_at
-        left = len(ids) - work.ids_at
-        return lib.tb_take(self.framer, core.take_batch, work.count, rest, left, depth, core.taken)
+        core, fence, ids = self.pool.core, work.fence, work.ids
+        rest, left = (ffi.NULL, 0) if ids is None else (ffi.from_buffer(ids) + work.ids_at, len(ids) - work.ids_at)
+        depth = self.pool.limits.depth
+        return lib.tb_take(self.framer, core.take_batch, work.count, fence, len(fence), rest, left, depth, core.taken)
 
     def _tally(self, tool: Tool, lines: int, now: float) -> None:
         taken = self.pool.core.taken
@@ -255,7 +260,7 @@ class Host:
         elif last is not None:
             if self.alone and (last.tool.clean < NEWCOMER_CALLS or not self.pool.settings.pipeline):
                 if self.quotes:
-                    self._put(Fence(self.pool.startup_seconds, last.tool, self._proved).work, now)
+                    self._ask(Fence(self.pool.startup_seconds, last.tool, self._proved), now)
                 else:
                     self.loop.call_later(QUIET_SECONDS, self._quiet, last.tool)
             else:
@@ -274,10 +279,20 @@ class Host:
         self.send_alone(work, now)
         return True
 
+    def _stranger(self, work: Work) -> bool:
+        """In front of a fence, what is not the fence's reply is nobody's. Behind it the count is right again."""
+        self.strangers += 1
+        if self.strangers > MOST_STRANGERS:
+            self.pool.violation(self, work.suspect, "said far more than it was asked")
+            return True
+        if self.strangers == 1:
+            self.pool.babbled(self, work.suspect)
+        return False
+
     def _swallowed(self, work: Work, data: bytes) -> bool:
         """A fence's reply came as a call's: calls before it have none, and those behind it may have run."""
-        fence = self.flight[1].sink
-        if not isinstance(fence, Fence) or fence.name not in data:
+        fence = self.flight[1].fence
+        if not fence or fence not in data:
             return False
         what = "left a request without an answer"
         refusal = Refusal(errors.BAD_REPLY, f"its toolhost {what}; the call may have run")
@@ -398,20 +413,18 @@ class Host:
         works = [work.sink.held if isinstance(work.sink, Aside) else work for work in self.flight]
         self.flight.clear()
         self.inflight = 0
-        return [work for work in works if work is not None]
+        calls = [work for work in works if work is not None]
+        for work in calls:
+            work.fence = b""
+        return calls
 
     def running(self) -> bool:
         """The first line without a reply is a call: that one may have run."""
-        return bool(self.flight) and self.flight[0].tool is not OURS
+        return bool(self.flight) and self.flight[0].tool is not OURS and not self.flight[0].fence
 
     def working(self) -> bool:
         """It has calls, not only lines of our own."""
         return any(work.tool is not OURS or isinstance(work.sink, Permit) for work in self.flight)
-
-
-def _blamed(work: Work) -> Tool:
-    """Whose fault it is when something is wrong here: what is in front of a fence, not the fence."""
-    return work.sink.suspect if isinstance(work.sink, Aside) else work.tool
 
 
 def _learn(tool: Tool, sample: float) -> None:

@@ -210,18 +210,46 @@ static void replies_are_checked_counted_and_given_their_ids(void) {
     tb_taken t;
     const char *text = "{\"ok\":true}\n{}\n{ \"id\":9, \"status\":\"TOOL_ERROR\",\"ok\":true}\n{\"a\":1,\"id\":9}\njunk\n{\"ok\":true}\n";
     tb_framer_feed(f, text, strlen(text));
-    CHECK(tb_take(f, b, 10, "1\n\"two\"\nnull\n[4]\n5\n", 19, 8, &t) == 0);
+    CHECK(tb_take(f, b, 10, NULL, 0, "1\n\"two\"\nnull\n[4]\n5\n", 19, 8, &t) == 0);
     CHECK(same(t.data, t.len, "{\"id\":1,\"ok\":true}\n{\"id\":\"two\"}\n{\"id\":null,\"status\":\"TOOL_ERROR\",\"ok\":true}\n{\"id\":[4],\"a\":1}\n"));
     CHECK(t.lines == 4 && t.succeeded == 1 && t.ids_used == 17);
     CHECK(t.stopped == TB_REPLY_JUNK && same(t.junk, t.junk_len, "junk"));
-    CHECK(tb_take(f, b, 10, NULL, 0, 8, &t) == 0);
+    CHECK(tb_take(f, b, 10, NULL, 0, NULL, 0, 8, &t) == 0);
     CHECK(same(t.data, t.len, "{\"ok\":true}\n") && t.stopped == TB_REPLY_OK);
     char big[80];
     memset(big, 'x', sizeof big);
     big[79] = '\n';
     tb_framer_feed(f, big, sizeof big);
-    CHECK(tb_take(f, b, 10, NULL, 0, 8, &t) == 0 && t.lines == 0 && t.stopped == TB_REPLY_OVERSIZE);
+    CHECK(tb_take(f, b, 10, NULL, 0, NULL, 0, 8, &t) == 0 && t.lines == 0 && t.stopped == TB_REPLY_OVERSIZE);
     tb_batch_free(b);
+    tb_framer_free(f);
+}
+
+static void a_fences_reply_comes_first_or_nothing_is_taken(void) {
+    tb_framer *f = tb_framer_new(64);
+    tb_batch *b = tb_batch_new();
+    tb_taken t;
+    CHECK(tb_take(f, b, 1, "_f7", 3, NULL, 0, 8, &t) == 0 && !t.fenced && !t.lines && t.stopped == TB_REPLY_OK);
+    const char *text = "{\"late\":1}\n{\"error\":\"tool not found: _f7\"}\n{\"ok\":true}\nnoise\n";
+    tb_framer_feed(f, text, strlen(text));
+    CHECK(tb_take(f, b, 1, "_f7", 3, NULL, 0, 8, &t) == 0 && !t.fenced && !t.lines && t.stopped == TB_REPLY_STRANGER);
+    CHECK(tb_take(f, b, 1, "_f7", 3, NULL, 0, 8, &t) == 0 && t.fenced && t.stopped == TB_REPLY_OK);
+    CHECK(t.lines == 1 && same(t.data, t.len, "{\"ok\":true}\n"));
+    CHECK(tb_take(f, b, 1, "_f8", 3, NULL, 0, 8, &t) == 0 && !t.fenced && t.stopped == TB_REPLY_JUNK);
+    tb_batch_free(b);
+    tb_framer_free(f);
+}
+
+static void a_line_that_is_not_wanted_is_dropped_to_its_end(void) {
+    tb_framer *f = tb_framer_new(64);
+    tb_line line;
+    tb_framer_drop(f); /* nothing has begun: nothing is lost */
+    tb_framer_feed(f, "begun", 5);
+    CHECK(tb_framer_next(f, &line) == TB_NONE);
+    tb_framer_drop(f);
+    CHECK(tb_framer_pending(f) == 0);
+    tb_framer_feed(f, " and ended\nnext\n", 16);
+    CHECK(tb_framer_next(f, &line) == TB_LINE && same(line.data, line.len, "next"));
     tb_framer_free(f);
 }
 
@@ -261,6 +289,8 @@ int main(void) {
     bad_lines_are_told_apart();
     runs_of_plain_lines_are_one_item();
     replies_are_checked_counted_and_given_their_ids();
+    a_fences_reply_comes_first_or_nothing_is_taken();
+    a_line_that_is_not_wanted_is_dropped_to_its_end();
     children_start_fenced_in_or_say_what_failed();
     printf("%d checks, %d failures\n", checks, failures);
     return failures != 0;
