@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench clean help
+.PHONY: run test lint bench soak clean help
 help:
 	@echo "make run    install into $(VENV), build, and serve the demo tools in the foreground"
 	@echo "make test   lint, types, C and C++ tests, Python tests"
 	@echo "make lint   ruff and mypy --strict only"
 	@echo "make bench  micro-benchmarks"
+	@echo "make soak   mixed load with random faults, ten minutes (SECONDS=n), and a verdict"
 	@echo "make clean  remove $(VENV) and build/"
 
 run: $(VENV)/.installed
@@ -28,6 +29,10 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/pytest benchmarks --benchmark-only --benchmark-columns=min,median,mean,ops
+
+SECONDS ?= 600
+soak: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(SOAK_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

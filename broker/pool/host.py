@@ -405,6 +405,7 @@ class Host:
         if self.timer is not None:
             self.timer.cancel()
         process.close()
+        self.loop.call_soon(ffi.release, self.framer)
         self.pool.host_dead(self)
         self.pool.core.flush()
 

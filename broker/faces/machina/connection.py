@@ -400,6 +400,7 @@ class Connection:
         self._core.partial_bytes -= self._partial
         self._partial = 0
         self._order.clear()
+        self._loop.call_soon(ffi.release, self._framer)  # not now: the lines at hand may be in it
         if self.local or not self.ending:
             self._sock.close()
         else:
