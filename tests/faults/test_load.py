@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 
 import pytest
 
-from tests.support.load import FAULTS, Caller, Load
+from tests.support.config import toolhost
+from tests.support.load import FAULTS, LEDGER, Caller, Load, build_ledger_plugin
 from tests.support.proxy import FaultProxy, Trouble
 
 
@@ -66,3 +68,34 @@ def test_a_bad_line_to_the_broker_changes_no_answer(load, tmp_path, trouble):
     books = load.auditor.close()
     assert not load.auditor.complaints, "\n".join(load.auditor.complaints)
     assert books["answers"]["ok"] > 20
+
+
+def test_under_load_one_probe_at_a_time_finds_out_and_everybody_else_is_answered_at_once(start, where, tmp_path):
+    plugin, ledger = build_ledger_plugin(tmp_path, where["include"]), tmp_path / "ledger"
+    broker = start(
+        config="[breaker]\nopen_seconds = 0.5\n" + toolhost("l", str(plugin)) + f'env = {{ LEDGER = "{ledger}" }}\n'
+    )
+    answers, slowest = [], []
+    until = time.monotonic() + 1.3
+
+    def hammer():
+        with broker.wire() as wire:
+            while time.monotonic() < until:
+                began = time.monotonic()
+                reply = wire.ask({"aid": LEDGER, "input_json": "probe 100 die"})
+                answers.append(reply["type"])
+                if reply["type"] == "breaker_open":
+                    slowest.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=hammer) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = len(ledger.read_text().split())
+    assert runs == answers.count("crash")
+    opened = broker.status()["tools"][0]["breaker_trips"]
+    assert 2 <= opened <= 3, "it opened, and a probe opened it again"
+    assert runs <= 5 + 8 + (opened - 1), "five in a row, those that were running then, and the probes"
+    assert answers.count("breaker_open") > 100
+    assert sorted(slowest)[len(slowest) * 9 // 10] < 0.1, "at once, whatever the probe is doing"
