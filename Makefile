@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+JOBS   ?= 2
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 
@@ -20,7 +21,7 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint build/ctest/CMakeCache.txt
 	@$(BIN)/cmake --build build/ctest --parallel >build/ctest.log 2>&1 || { cat build/ctest.log; exit 1; }
 	@$(BIN)/ctest --test-dir build/ctest --output-on-failure
-	@$(BIN)/pytest $(PYTEST_FLAGS)
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
