@@ -106,7 +106,7 @@ class Dispatcher:
                 self._duplicate(entry, call, caller, sink)
                 return None
             ticket.key = key
-        refusal = self._breaker(ticket, now) or self._lease(ticket, now)
+        refusal = self.asks_breaker(ticket, now) or self._lease(ticket, now)
         if refusal is None:
             refusal = ticket.begin(now)
         if refusal is not None:
@@ -123,9 +123,10 @@ class Dispatcher:
         else:
             entry.waiting.append(Follower(caller, sink, work))
 
-    def _breaker(self, ticket: Ticket, now: float) -> Refusal | None:
+    def asks_breaker(self, ticket: Ticket, now: float) -> Refusal | None:
+        """At the gate, and again when it has waited for its session."""
         tool = ticket.call.tool
-        if tool.breaker.state is State.CLOSED:
+        if tool.breaker.state is State.CLOSED or ticket.probe:
             return None
         if tool.breaker.may_probe(now):
             ticket.probe = True
@@ -265,7 +266,7 @@ class Ticket:
         """The session is free for this call."""
         assert self._waits_for is not None
         session, self._waits_for = self._waits_for, None
-        refusal = self._dispatcher.refusal()
+        refusal = self._dispatcher.refusal() or self._dispatcher.asks_breaker(self, now)
         if refusal is None:
             refusal = HUNG_UP if self.caller.gone() and not self._awaited() else self._with(session, now)
         if refusal is not None:
@@ -296,8 +297,12 @@ class Ticket:
         if self._session is not None:
             self._leave(sessions.after_reply(self._slots, lines), now)
         if self.probe:
-            self.call.tool.breaker.probe_passed()
-            self._dispatcher.registry.gate(self.call.tool)
+            tool = self.call.tool
+            if tool.counts_errors and _is_error(lines):
+                tool.breaker.probe_failed("the tool's own error", now)
+            else:
+                tool.breaker.probe_passed()
+            self._dispatcher.registry.gate(tool)
         self._spend()
         if self.entry is not None:
             self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
@@ -366,3 +371,17 @@ class Ticket:
         session.busy = False
         if session.waiting:
             self._dispatcher.defer(self._dispatcher.next_in, session)
+
+
+class _Outcome(msgspec.Struct):
+    ok: bool = False
+    status: str | None = None
+
+
+def _is_error(line: bytes) -> bool:
+    """A tool's own: `status` is read first, `ok` where it is missing."""
+    try:
+        outcome = msgspec.json.decode(line, type=_Outcome)
+    except msgspec.ValidationError:
+        return True
+    return not outcome.ok if outcome.status is None else outcome.status != "OK"

@@ -143,6 +143,10 @@ class Work:
         self.suspect = tool  # whose call is in front of the fence
         self.slot: Any = None  # the sink's own: its place in the order of replies
 
+    def weight(self) -> int:
+        """Bytes that it holds while it waits."""
+        return len(self.lines) + len(self.ids or b"")
+
     def trim(self) -> None:
         """Forgets what has been answered."""
         if self.done:

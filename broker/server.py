@@ -49,7 +49,7 @@ class Broker:
         self.registry = Registry(settings.breaker, settings.lease.enforce)
         self.audit = Audit(settings.lease.audit or default_path(), log)
         self.door = Door(Tokens(tokens_path()), log)
-        self.dispatcher = Dispatcher(self.registry, settings, self.audit, loop.call_soon)
+        self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.tripped = self.dispatcher.tripped
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
@@ -134,6 +134,13 @@ class Broker:
             calls = self.registry.calls()
             self.rate = (calls - before) / (now - since)
             self._rated = (now, calls)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            function(*arguments)
+            self.core.flush()
+
+        self.core.loop.call_soon(run)
 
     def _hung_up(self, connection: Connection) -> None:
         for pool in self.pools():

@@ -242,11 +242,14 @@ class Host:
         tool.calls += lines
         tool.size += (taken.len / lines - tool.size) / 2
         self.calls += lines
-        tool.breaker.succeeded(lines, now)
-        if lines != taken.succeeded:
-            tool.failed += lines - taken.succeeded
-            if tool.counts_errors:
-                self.pool.tool_errors(tool, lines - taken.succeeded, now)
+        errors = lines - taken.succeeded
+        tool.failed += errors
+        if errors and tool.counts_errors:
+            if taken.succeeded:
+                tool.breaker.succeeded(taken.succeeded, now)
+            self.pool.tool_errors(tool, errors, now)
+        else:
+            tool.breaker.succeeded(lines, now)
 
     def _progress(self, first: Work | None, last: Work | None, answered: int, now: float) -> None:
         """Time moves on: what a call costs, when the next one is late, who may come in."""

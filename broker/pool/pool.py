@@ -170,7 +170,7 @@ class Pool:
             self._grow()
 
     def _enqueue(self, work: Work, now: float, *, front: bool = False) -> None:
-        self.core.queued_bytes += len(work.lines)
+        self.core.queued_bytes += work.weight()
         self.queue.push(work, now, front=front)
 
     def _refuse_broken(self, work: Work) -> None:
@@ -239,11 +239,11 @@ class Pool:
         work = lane.pop(room)
         if work is None:
             return False
-        size, count = len(work.lines), work.count
+        size, count = work.weight(), work.count
         if self._place(work, now):
             self.core.queued_bytes -= size
             return True
-        self.core.queued_bytes -= size - len(work.lines)
+        self.core.queued_bytes -= size - work.weight()
         lane.push_back(work, next_turn=work.count == count)
         return False
 
@@ -348,7 +348,7 @@ class Pool:
             lost = works[0] if works[0].count == 1 else works[0].take(1)
             if lost is works[0]:
                 works.pop(0)
-            if lost.moves < RERUNS and self._may_rerun(lost.tool):
+            if refusal.kind is not errors.TIMEOUT and lost.moves < RERUNS and self._may_rerun(lost.tool):
                 lost.moves += 1
                 works.insert(0, lost)
                 lost = None
@@ -440,7 +440,7 @@ class Pool:
     def forget(self, caller: Hashable) -> None:
         """The caller has hung up: what it had waiting is dropped."""
         for work in self.queue.remove(caller):
-            self.core.queued_bytes -= len(work.lines)
+            self.core.queued_bytes -= work.weight()
             work.sink.refuse(work, HUNG_UP)
 
     def refuse_tool(self, index: int, refusal: Refusal) -> None:
@@ -448,14 +448,14 @@ class Pool:
         for lane in self.queue:
             if lane.tool.index == index:
                 for work in lane.clear():
-                    self.core.queued_bytes -= len(work.lines)
+                    self.core.queued_bytes -= work.weight()
                     work.sink.refuse(work, refusal)
                 self.queue.turn(lane)
 
     def expire(self, now: float) -> None:
         """The janitor's round: calls that waited too long, processes that are too old, idle or broken."""
         for work in self.queue.overdue(now - self.limits.queue_seconds):
-            self.core.queued_bytes -= len(work.lines)
+            self.core.queued_bytes -= work.weight()
             work.sink.refuse(
                 work,
                 Refusal(
@@ -486,7 +486,7 @@ class Pool:
 
     def _clear_queue(self) -> list[Work]:
         waiting = self.queue.clear()
-        self.core.queued_bytes -= sum(len(work.lines) for work in waiting)
+        self.core.queued_bytes -= sum(work.weight() for work in waiting)
         return waiting
 
     def close(self, refusal: Refusal) -> None:

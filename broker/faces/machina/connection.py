@@ -161,7 +161,7 @@ class Connection:
         work = face.dispatcher.span(tool, lines, count, own_ids, self, self)
         if own_ids is None:
             work.slot = self._order.place(count)
-        self._count(count, len(lines))
+        self._count(count, len(lines) + ids_len)
         refusal = self._gate()
         if refusal is None:
             tool.runtime.submit(work, now)
@@ -174,7 +174,7 @@ class Connection:
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
         line = ffi.buffer(out + items[at + OUT], items[at + OUT_LEN])[:]
         slot = None if own_ids is not None else self._order.place(1)
-        self._count(1, len(line))
+        self._count(1, len(line) + ids_len)
         members = Members(items, at + SPANS, lines)
         index = items[at + TOOL]
         if index < 0:
@@ -381,6 +381,10 @@ class Connection:
 
     def gone(self) -> bool:
         return self.closed
+
+    def deaf(self) -> bool:
+        """Nothing is read from it now, so that its end would not be noticed."""
+        return not self._reading
 
     def full(self, work: Work) -> bool:
         """Replies that wait for one in front of them hold back everybody's work but that one's."""

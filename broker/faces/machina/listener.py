@@ -181,7 +181,7 @@ class MachinaFace:
 
     def expire(self, now: float) -> None:
         """Callers that closed while they had something outstanding; those too slow, or no longer welcome."""
-        for connection in [c for c in self.connections if c.ending]:
+        for connection in [c for c in self.connections if c.deaf()]:
             if connection.vanished():
                 connection.abort()
         if now >= self._next_look:
