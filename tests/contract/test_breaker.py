@@ -149,3 +149,22 @@ def test_calls_that_move_away_from_the_crash_that_opens_it_are_answered_at_once(
         kinds = [reply["type"] for reply in wire.replies(200)]
     assert kinds == ["crash"] * 5 + ["breaker_open"] * 195
     assert len(log.read_text()) == 5
+
+
+def test_calls_that_wait_for_their_session_ask_again_and_are_answered_at_once(touchy):
+    line = {"aid": EXIT, "ds_state": {"slots": {}}}
+    with touchy.wire() as wire:
+        wire.send(*[line] * 12)
+        assert [reply["type"] for reply in wire.replies(12)] == ["crash"] * 5 + ["breaker_open"] * 7
+
+
+def test_counted_tool_errors_are_counted_once_and_a_probe_that_ends_in_one_has_failed(start, where):
+    broker = start(
+        config='[breaker]\nin_a_row = 3\nleast_calls = 100\nopen_seconds = 0.3\ncount_tool_errors = ["AID.DEMO.F*"]\n'
+        + toolhost("d", where["demo_plugin"])
+    )
+    kinds = [broker.call("AID.DEMO.FAIL.v1", error="no").get("type", "own") for _ in range(5)]
+    assert kinds == ["own"] * 3 + ["breaker_open"] * 2
+    time.sleep(0.5)
+    assert broker.call("AID.DEMO.FAIL.v1", error="no").get("type", "own") == "own", "the probe"
+    assert broker.call("AID.DEMO.FAIL.v1", error="no")["type"] == "breaker_open"
