@@ -70,6 +70,9 @@ class Control:
         door = self._broker.door
         if connection.local or not door.locked():  # nothing to prove: it is who it is
             return {"principal": connection.principal}
+        if connection.authenticated:
+            text = f"this connection is {connection.principal} already; open another one for another token"
+            return Refusal(errors.FORBIDDEN, text)
         try:
             token = door.find(msgspec.json.decode(line, type=_Auth).token)
         except msgspec.ValidationError:
@@ -135,7 +138,7 @@ class Control:
 
     async def _lease_revoke(self, connection: Connection, line: bytes) -> Answer:
         name = msgspec.json.decode(line, type=_Named).name
-        lease = self._broker.dispatcher.leases.revoke(name)
+        lease = self._broker.dispatcher.revoke_lease(name)
         if lease is None:
             return Refusal(errors.NOT_FOUND, "there is no such lease alive; `broker lease list` shows them")
         self._broker.audit.write("lease_revoked", connection.principal, lease.tool, lease.tier, lease.token)

@@ -1,16 +1,14 @@
 """The only place where a call meets policy and a runtime. No I/O: it admits, hands over, and settles.
 
 Gates, in this order: rights, caps, schema, idempotency, breaker, lease, queue. A call that passed any but the last
-carries a ticket, which is its sink: it settles what the gates have lent, then passes the answer on.
+carries a ticket, which is its sink: it settles what the gates have lent, then passes the answer on. What waits is asked
+again when its tool, its caller's rights or its lease have changed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Callable
 
 from broker import errors
 from broker.config import Config
@@ -21,32 +19,9 @@ from broker.policy import sessions
 from broker.policy.breaker import State
 from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases
-from broker.policy.sessions import BadState, Session, Sessions
+from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.registry import Registry
-
-SPLICE_ROOM = 4096  # what we write into a line does not count against its cap; our toolhost leaves this much room
-
-
-class Call(msgspec.Struct):
-    """One call that is more than its lines: what the policy has to know of it."""
-
-    tool: Tool
-    lines: bytes  # the toolhost's line, without `ds_state` where the caller sent one
-    ids: bytes | None
-    timeout: float
-    slot: object = None  # the sink's: its place in the order of replies
-    key: str = ""
-    lease: str = ""
-    ds_state: bytes | None = None
-    session: Hashable = None
-
-
-class Follower(NamedTuple):
-    """A duplicate of a call under way, that waits for its answer."""
-
-    caller: Caller
-    sink: Sink
-    work: Work
+from broker.ticket import SPLICE_ROOM, Call, Follower, Ticket
 
 
 class Dispatcher:
@@ -64,6 +39,7 @@ class Dispatcher:
         self.audit = audit
         limits, kept = settings.limits, settings.idempotency
         self.sessions = Sessions(limits.sessions, limits.session_bytes, limits.session_idle_seconds)
+        self.waiting = WaitingRoom()  # for sessions
         self.cache = Cache(kept.ttl_seconds, kept.entries, kept.bytes)
         self.leases = Leases()
         self.draining = False
@@ -87,9 +63,9 @@ class Dispatcher:
 
     def admit(self, call: Call, caller: Caller, sink: Sink, now: float) -> Refusal | None:
         """Answers from the cache, or starts the call, now or in its turn; or says why not, and nothing has changed."""
-        tool = call.tool
-        if not caller.rights.allow(tool):
-            return Refusal(errors.FORBIDDEN, f"{caller.principal} may not call {tool.name} (see [[principal]])")
+        refusal = self._rights(call.tool, caller)
+        if refusal is not None:
+            return refusal
         if len(call.lines) > self.limits.request_bytes + SPLICE_ROOM:
             return self.too_large("the call, written as a toolhost reads it,")
         state = None
@@ -100,18 +76,23 @@ class Dispatcher:
                 return Refusal(errors.BAD_REQUEST, str(error))
         ticket = Ticket(self, call, caller, sink, state)
         if call.key:
-            key = key_of(caller.principal, tool.name, call.key)
+            key = key_of(caller.principal, call.tool.name, call.key)
             entry = self.cache.find(key, now)
             if entry is not None:
                 self._duplicate(entry, call, caller, sink)
                 return None
             ticket.key = key
-        refusal = self.asks_breaker(ticket, now) or self._lease(ticket, now)
+        refusal = self._breaker(ticket, now) or self._lease(ticket, caller, call.tool, now)
         if refusal is None:
             refusal = ticket.begin(now)
         if refusal is not None:
             ticket.hand_back()
         return refusal
+
+    def _rights(self, tool: Tool, caller: Caller) -> Refusal | None:
+        if caller.rights.allow(tool):
+            return None
+        return Refusal(errors.FORBIDDEN, f"{caller.principal} may not call {tool.name} (see [[principal]])")
 
     def _duplicate(self, entry: Entry, call: Call, caller: Caller, sink: Sink) -> None:
         """One execution, N replies: this one waits for the first, or repeats it."""
@@ -123,17 +104,16 @@ class Dispatcher:
         else:
             entry.waiting.append(Follower(caller, sink, work))
 
-    def asks_breaker(self, ticket: Ticket, now: float) -> Refusal | None:
+    def _breaker(self, ticket: Ticket, now: float) -> Refusal | None:
         """At the gate, and again when it has waited for its session."""
         tool = ticket.call.tool
-        if tool.breaker.state is State.CLOSED or ticket.probe:
+        if tool.breaker.state is State.CLOSED or ticket.probes(tool.breaker):
             return None
-        if tool.breaker.may_probe(now):
-            ticket.probe = True
+        if ticket.take_probe(tool.breaker, now):
             return None
-        return self.breaker_open(tool, now)
+        return self._breaker_open(tool, now)
 
-    def breaker_open(self, tool: Tool, now: float) -> Refusal:
+    def _breaker_open(self, tool: Tool, now: float) -> Refusal:
         wait = tool.breaker.wait(now)
         return Refusal(
             errors.BREAKER_OPEN,
@@ -142,246 +122,131 @@ class Dispatcher:
             next_probe_ms=round(wait * 1000),
         )
 
-    def _lease(self, ticket: Ticket, now: float) -> Refusal | None:
-        call = ticket.call
-        tool = call.tool
+    def _lease(self, ticket: Ticket | None, caller: Caller, tool: Tool, now: float) -> Refusal | None:
+        """A call without a ticket has shown no lease."""
         if not self.enforce_leases or not tool.tier:
             return None
-        if not call.lease:
+        token = ticket.call.lease if ticket is not None else ""
+        if ticket is None or not token:
+            self.audit.write("lease_required", caller.principal, tool.name, tool.tier, "")
             return Refusal(errors.LEASE_REQUIRED, "lease_required", tier=tool.tier)
-        lease = self.leases.reserve(call.lease, tool.name, tool.tier, now)
-        if isinstance(lease, str):
-            self.audit.write("lease_rejected", ticket.caller.principal, tool.name, tool.tier, call.lease, reason=lease)
-            return Refusal(errors.LEASE_REJECTED, "lease_rejected", reason=lease)
-        ticket.lease = lease
-        return None
+        if ticket.lease is None:
+            lease = self.leases.reserve(token, tool.name, tool.tier, now)
+            if isinstance(lease, Lease):
+                ticket.lease = lease
+                return None
+            reason = lease
+        else:
+            reason = self.leases.doubt(ticket.lease, tool.tier)
+            if not reason:
+                return None
+        self.audit.write("lease_rejected", caller.principal, tool.name, tool.tier, token, reason=reason)
+        return Refusal(errors.LEASE_REJECTED, "lease_rejected", reason=reason)
 
     def too_large(self, what: str) -> Refusal:
         return Refusal(errors.TOO_LARGE, f"{what} is over {self.limits.request_bytes} bytes (limits.request_bytes)")
+
+    # --- what has waited is asked again -----------------------------------------------------------------------------
+
+    def judge(self, work: Work) -> Refusal | None:
+        """Of a call that waits in a queue: may it run, as its tool, its caller and its lease are now?"""
+        ticket = work.ticket if isinstance(work.ticket, Ticket) else None
+        return self._rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
+
+    def revise(self) -> None:
+        """Rights or leases have changed: also for those who wait."""
+        for runtime in {tool.runtime for tool in self.registry}:
+            runtime.revise(self.judge)
+
+    def rehome(self, work: Work, closed: Refusal) -> None:
+        """Its pool has closed: it goes to where its tool is now, unless that is nowhere, or the broker stops."""
+        tool = self.registry.get(work.tool.name)
+        if self.draining or tool is work.tool:
+            refusal: Refusal | None = closed
+        elif tool is None:
+            refusal = _not_found(work.tool)
+        else:
+            work.tool = tool
+            refusal = self.judge(work)
+        if refusal is None:
+            work.tool.runtime.submit(work, time.monotonic())
+        else:
+            work.sink.refuse(work, refusal)
+
+    def in_turn(self, ticket: Ticket, session: Session, now: float) -> None:
+        """The session is free for this call."""
+        ticket.since = 0.0
+        call = ticket.call
+        tool = self.registry.get(call.tool.name)
+        refusal = self.refusal()
+        if refusal is None and tool is None:
+            refusal = _not_found(call.tool)
+        if refusal is None and tool is not None:
+            call.tool = tool
+            refusal = self._rights(tool, ticket.caller) or self._breaker(ticket, now)
+            refusal = refusal or self._lease(ticket, ticket.caller, tool, now) or ticket.enter(session, now)
+        if refusal is not None:
+            ticket.give_up(refusal)
 
     # --- what happens elsewhere -------------------------------------------------------------------------------------
 
     def tripped(self, tool: Tool) -> None:
         """A breaker has opened: whatever waits for the tool is answered at once."""
         self.registry.gate(tool)
-        tool.runtime.refuse_tool(tool.index, self.breaker_open(tool, time.monotonic()))
+        self._refuse_waiting_for(tool, self._breaker_open(tool, time.monotonic()))
+
+    def _refuse_waiting_for(self, tool: Tool, refusal: Refusal) -> None:
+        tool.runtime.revise(lambda _: refusal, tool.index)
 
     def reset_breaker(self, tool: Tool) -> None:
         tool.breaker.reset()
         self.registry.gate(tool)
 
+    def revoke_lease(self, name: str) -> Lease | None:
+        """Also one that a waiting call has reserved: that call will not run."""
+        lease = self.leases.revoke(name, time.monotonic())
+        if lease is not None and lease.spent:
+            self.revise()
+        return lease
+
+    def changed(self, tools: list[Tool], gone: list[Tool]) -> None:
+        """A plugin has been replaced: those who wait for its tools wait for what these are now."""
+        for tool in tools:
+            tool.runtime.revise(self.judge, tool.index)
+        for tool in gone:
+            self._refuse_waiting_for(tool, _not_found(tool))
+
     def next_in(self, session: Session) -> None:
         """A session is free: its next call begins. From the loop, never from within another call's end."""
         if session.waiting and not session.busy:
-            session.waiting.popleft().in_turn(time.monotonic())
+            self.in_turn(self.waiting.next_of(session), session, time.monotonic())
             if session.waiting and not session.busy:
                 self.defer(self.next_in, session)
 
-    def refuse_waiting(self) -> None:
-        """The broker stops: what waits for its session is refused, as `refusal` says."""
-        now = time.monotonic()
-        for session in self.sessions:
-            while session.waiting:
-                session.waiting.popleft().in_turn(now)
+    def hung_up(self, caller: Caller) -> None:
+        """A connection's own state goes with it, and so does what it has waiting for a session."""
+        self.sessions.drop(caller)
+        leaving = [ticket for ticket in self.waiting.of(caller) if not ticket.hand_on()]
+        self._give_up(leaving, HUNG_UP)
 
-    def hung_up(self, key: Hashable) -> None:
-        """A connection's own state goes with it."""
-        self.sessions.drop(key)
+    def refuse_waiting(self) -> None:
+        """The broker stops."""
+        refusal = self.refusal()
+        assert refusal is not None
+        self._give_up(self.waiting.everybody(), refusal)
 
     def expire(self, now: float) -> None:
-        for session in self.sessions:
-            while session.waiting and session.waiting[0].since < now - self.limits.queue_seconds:
-                ticket = session.waiting.popleft()
-                text = f"{ticket.call.tool.name} waited {self.limits.queue_seconds:g} s for its session"
-                ticket.give_up(Refusal(errors.OVERLOADED, f"{text} (limits.queue_seconds)", retry_after=1))
+        seconds = self.limits.queue_seconds
+        text = f"the call waited {seconds:g} s for its session (limits.queue_seconds)"
+        self._give_up(self.waiting.overdue(now - seconds), Refusal(errors.OVERLOADED, text, retry_after=1))
         self.sessions.expire(now)
         self.cache.expire(now)
 
-
-class Ticket:
-    """What the gates lent to one call: a key, the probe of a breaker, a lease, a session. Each is settled once."""
-
-    __slots__ = (
-        "_dispatcher",
-        "_session",
-        "_sink",
-        "_slots",
-        "_state",
-        "_waits_for",
-        "call",
-        "caller",
-        "entry",
-        "key",
-        "lease",
-        "probe",
-        "since",
-    )
-
-    def __init__(
-        self, dispatcher: Dispatcher, call: Call, caller: Caller, sink: Sink, state: sessions.State | None
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._sink = sink
-        self._state = state
-        self._session: Session | None = None
-        self._waits_for: Session | None = None
-        self.since = 0.0  # it has been waiting for its session
-        self._slots: sessions.Slots = {}
-        self.call = call
-        self.caller = caller
-        self.key: Hashable = None
-        self.entry: Entry | None = None
-        self.lease: Lease | None = None
-        self.probe = False
-
-    # --- start ------------------------------------------------------------------------------------------------------
-
-    def begin(self, now: float) -> Refusal | None:
-        """All gates are passed: to the queue, or first to its session's."""
-        if self.key is not None:
-            self.entry = self._dispatcher.cache.begin(self.key)
-        if self._state is None:
-            self._submit(self.call.lines, now)
-            return None
-        session = self._dispatcher.sessions.get(self.call.session, now)
-        if session.busy or session.waiting:
-            self._waits_for = session
-            self.since = now
-            session.waiting.append(self)
-            return None
-        return self._with(session, now)
-
-    def _with(self, session: Session, now: float) -> Refusal | None:
-        assert self._state is not None
-        self._slots = sessions.applied(session.slots, self._state)
-        lines = b"{" + sessions.written(self._slots) + b"," + self.call.lines[1:]
-        if len(lines) > self._dispatcher.limits.request_bytes + SPLICE_ROOM:
-            return self._dispatcher.too_large("the call with its session's state")
-        session.busy = True
-        self._session = session
-        self._submit(lines, now)
-        return None
-
-    def in_turn(self, now: float) -> None:
-        """The session is free for this call."""
-        assert self._waits_for is not None
-        session, self._waits_for = self._waits_for, None
-        refusal = self._dispatcher.refusal() or self._dispatcher.asks_breaker(self, now)
-        if refusal is None:
-            refusal = HUNG_UP if self.caller.gone() and not self._awaited() else self._with(session, now)
-        if refusal is not None:
-            self.refuse(self._work(b""), refusal)
-
-    def give_up(self, refusal: Refusal) -> None:
-        """It has waited for its session for too long."""
-        self._waits_for = None
-        self.refuse(self._work(b""), refusal)
-
-    def _awaited(self) -> bool:
-        return self.entry is not None and bool(self.entry.waiting)
-
-    def _work(self, lines: bytes) -> Work:
-        lent = self.entry is not None or self.probe or self.lease is not None or self._session is not None
-        sink = self if lent else self._sink
-        work = Work(self.call.tool, lines, 1, self.call.ids, self.caller, sink, self.call.timeout)
-        work.slot = self.call.slot
-        return work
-
-    def _submit(self, lines: bytes, now: float) -> None:
-        self.call.tool.runtime.submit(self._work(lines), now)
-
-    # --- end --------------------------------------------------------------------------------------------------------
-
-    def deliver(self, work: Work, lines: bytes, count: int) -> None:
-        now = time.monotonic()
-        if self._session is not None:
-            self._leave(sessions.after_reply(self._slots, lines), now)
-        if self.probe:
-            tool = self.call.tool
-            if tool.counts_errors and _is_error(lines):
-                tool.breaker.probe_failed("the tool's own error", now)
-            else:
-                tool.breaker.probe_passed()
-            self._dispatcher.registry.gate(tool)
-        self._spend()
-        if self.entry is not None:
-            self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
-        self._sink.deliver(work, lines, count)
-
-    def refuse(self, work: Work, refusal: Refusal) -> None:
-        """A call that may have run keeps its key, its lease and its state; one that has not gives them back."""
-        now = time.monotonic()
-        if refusal is HUNG_UP and self._awaited():
-            self._hand_on(work, now)
-            return
-        if self._session is not None:
-            self._leave(self._slots if refusal.ran else None, now)
-        if refusal.ran:
-            if self.probe:
-                self.call.tool.breaker.probe_failed(refusal.text, now)
-            self._spend()
-            if self.entry is not None:
-                line = refusal.line(self.call.tool.name)
-                self._tell(self._dispatcher.cache.finish(self.entry, line, now), self.entry, None)
-        else:
-            self.hand_back(refusal)
-        self._sink.refuse(work, refusal)
-
-    def hand_back(self, refusal: Refusal | None = None) -> None:
-        """The call has not run and will not."""
-        if self.probe:
-            self.call.tool.breaker.probe_lost()
-        if self.lease is not None:
-            self._dispatcher.leases.give_back(self.lease)
-        if self.entry is not None:
-            waiting = self._dispatcher.cache.free(self.entry)
-            if refusal is not None:
-                self._tell(waiting, self.entry, refusal)
-
-    def _hand_on(self, work: Work, now: float) -> None:
-        """The first caller has hung up before its call ran; the next one that asked for the same takes its place."""
-        assert self.entry is not None
-        follower = self.entry.waiting.pop(0)
-        self.caller, self._sink = follower.caller, follower.sink
-        work.caller, work.ids, work.slot = follower.caller, follower.work.ids, follower.work.slot
-        self.call.ids, self.call.slot = work.ids, work.slot
-        work.queued = 0.0
-        work.tool.runtime.submit(work, now)
-
-    def _tell(self, waiting: list[Follower], entry: Entry, refusal: Refusal | None) -> None:
-        """Everybody who asked for the same gets the same."""
-        for follower in waiting:
-            if refusal is None:
-                follower.sink.deliver(follower.work, entry.hit(follower.work.ids), 1)
-            else:
-                follower.sink.refuse(follower.work, refusal)
-
-    def _spend(self) -> None:
-        if self.lease is not None:
-            tool = self.call.tool
-            self._dispatcher.leases.use(self.lease)
-            self._dispatcher.audit.write("lease_used", self.caller.principal, tool.name, tool.tier, self.lease.token)
-
-    def _leave(self, slots: sessions.Slots | None, now: float) -> None:
-        """The session is free for the next call."""
-        session, self._session = self._session, None
-        assert session is not None
-        if slots is not None:
-            self._dispatcher.sessions.keep(session, slots, now)
-        session.busy = False
-        if session.waiting:
-            self._dispatcher.defer(self._dispatcher.next_in, session)
+    def _give_up(self, tickets: list[Ticket], refusal: Refusal) -> None:
+        self.waiting.leave(tickets)
+        for ticket in tickets:
+            ticket.give_up(refusal)
 
 
-class _Outcome(msgspec.Struct):
-    ok: bool = False
-    status: str | None = None
-
-
-def _is_error(line: bytes) -> bool:
-    """A tool's own: `status` is read first, `ok` where it is missing."""
-    try:
-        outcome = msgspec.json.decode(line, type=_Outcome)
-    except msgspec.ValidationError:
-        return True
-    return not outcome.ok if outcome.status is None else outcome.status != "OK"
+def _not_found(tool: Tool) -> Refusal:
+    return Refusal(errors.NOT_FOUND, f"tool not found: {tool.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -92,14 +93,41 @@ class Sink(Protocol):
         """All calls of `work` end here, each with this answer."""
 
 
+class Ticket(Protocol):
+    """What the policy has lent to a call, as far as a runtime must know of it."""
+
+    @property
+    def once(self) -> bool:
+        """What may have run must not be run again, whatever the configuration says."""
+
+    def handed_over(self) -> None:
+        """Told right before a toolhost gets the call: from now on it may run."""
+
+
+Judge = Callable[["Work"], Refusal | None]
+
+
 class Runtime(Protocol):
     """How a tool is run."""
 
     def submit(self, work: Work, now: float) -> None:
         """Takes the work over. Each of its calls is delivered or refused, once."""
 
-    def refuse_tool(self, index: int, refusal: Refusal) -> None:
-        """What waits for this tool, and has not been handed over, ends here."""
+    def revise(self, judge: Judge, index: int | None = None) -> None:
+        """What waits (for this tool, or any) and has not been handed over is asked about again."""
+
+
+class Policy(Protocol):
+    """What pools ask of, and tell, the dispatcher."""
+
+    def tripped(self, tool: Tool) -> None:
+        """The tool's breaker has opened."""
+
+    def judge(self, work: Work) -> Refusal | None:
+        """Why a call that has been waiting may not run after all."""
+
+    def rehome(self, work: Work, closed: Refusal) -> None:
+        """Its pool has closed before it ran: it goes to where its tool is now, or is told this."""
 
 
 class Work:
@@ -116,11 +144,13 @@ class Work:
         "ids",
         "ids_at",
         "lines",
+        "moved",
         "moves",
         "queued",
         "sink",
         "slot",
         "suspect",
+        "ticket",
         "timeout",
         "tool",
     )
@@ -138,7 +168,9 @@ class Work:
         self.done = 0
         self.ids_at = 0
         self.queued = 0.0
-        self.moves = 0  # toolhosts that died in front of it
+        self.moved = False  # it came back to its queue, in front of older ones
+        self.moves = 0  # times that it was run again
+        self.ticket: Ticket | None = None
         self.fence = b""  # in its toolhost's pipe, the name of the fence in front of it, until its reply has come
         self.suspect = tool  # whose call is in front of the fence
         self.slot: Any = None  # the sink's own: its place in the order of replies
@@ -168,7 +200,9 @@ class Work:
         self.lines = self.lines[cut:]
         self.count -= count
         first.queued = self.queued
+        first.moved = self.moved
         first.moves = self.moves
+        first.ticket = self.ticket
         first.slot = self.slot
         if self.slot is not None:
             self.slot = self.slot.split(count)

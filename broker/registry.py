@@ -61,10 +61,7 @@ class Registry:
     def add(self, info: ToolInfo, runtime: Source) -> Tool:
         """Two tools of one name are a mistake in the configuration, never a choice of ours."""
         if info.aid in self._by_name:
-            raise ConfigError(
-                f"two tools are called {info.aid}: one from {self._sources[info.aid]}, one from {runtime.source}; "
-                "take one of the two out of the configuration"
-            )
+            raise self._double(info, runtime)
         tool = Tool(len(self._tools), info, runtime, runtime.timeout, Breaker(self._breaker))
         tool.counts_errors = any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._counted)
         self._tools.append(tool)
@@ -74,6 +71,10 @@ class Registry:
             _put(table, tool.name, tool.index)
         self.gate(tool)
         return tool
+
+    def _double(self, info: ToolInfo, runtime: Source) -> ConfigError:
+        sources = f"one from {self._sources[info.aid]}, one from {runtime.source}"
+        return ConfigError(f"two tools are called {info.aid}: {sources}; take one of the two out of the configuration")
 
     def table_of(self, rights: Rights) -> Any:
         """The table for callers with these rights; they share it."""
@@ -106,7 +107,11 @@ class Registry:
         return [tool for tool in self._by_name.values() if tool.runtime is runtime]
 
     def replace(self, runtime: Source, infos: list[ToolInfo]) -> list[Tool]:
-        """A runtime has these tools now. What it no longer has is returned, and gone."""
+        """A runtime has these tools now. What it no longer has is returned, and gone. A double changes nothing."""
+        for info in infos:
+            known = self._by_name.get(info.aid)
+            if known is not None and known.runtime is not runtime:
+                raise self._double(info, runtime)
         now = {info.aid: info for info in infos}
         gone = []
         for tool in self.of(runtime):

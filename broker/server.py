@@ -50,7 +50,7 @@ class Broker:
         self.audit = Audit(settings.lease.audit or default_path(), log)
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
-        self.core.tripped = self.dispatcher.tripped
+        self.core.policy = self.dispatcher
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.face = MachinaFace(
@@ -107,9 +107,9 @@ class Broker:
     def _add(self, runtime: ServeRuntime, spec: Spec, tools: list[ToolInfo]) -> None:
         for info in tools:
             self.registry.add(info, runtime)
-        runtime.on_tools = lambda: self._tools_changed(runtime)
+        runtime.on_tools = lambda tools: self._tools_changed(runtime, tools)
         self.runtimes.append(runtime)
-        runtime.start(spec, tools)
+        runtime.start(spec)
 
     async def _warm(self) -> None:
         """Waits until each pool has one toolhost that answers, or has said why not."""
@@ -154,13 +154,9 @@ class Broker:
 
     # --- change -----------------------------------------------------------------------------------------------------
 
-    def _tools_changed(self, runtime: ServeRuntime) -> None:
-        try:
-            for tool in self.registry.replace(runtime, runtime.tools):
-                runtime.refuse_tool(tool.index, Refusal(errors.NOT_FOUND, f"tool not found: {tool.name}"))
-        except ConfigError as error:
-            runtime.problem = str(error)
-            self.log.error("tools refused", reason=str(error))
+    def _tools_changed(self, runtime: ServeRuntime, tools: list[ToolInfo]) -> None:
+        gone = self.registry.replace(runtime, tools)
+        self.dispatcher.changed(self.registry.of(runtime), gone)
 
     async def reload(self) -> str:
         """Reads the configuration again. What has not changed keeps its processes; a mistake changes nothing."""
@@ -178,8 +174,8 @@ class Broker:
                 else:
                     kept.append(same)
                     if [tool.info for tool in self.registry.of(same)] != tools or same.problem:
-                        same.start(spec, tools)
-                        self._tools_changed(same)
+                        self._tools_changed(same, tools)
+                        same.start(spec)
             for runtime in before.values():
                 for tool in self.registry.of(runtime):
                     self.registry.remove(tool)
@@ -187,27 +183,15 @@ class Broker:
             for runtime, spec, tools in added:
                 self._add(runtime, spec, tools)
             for runtime in before.values():
-                self._remove(runtime)
-            self.core.flush()
+                self._retired.append(runtime)
+                runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
             self.settings.toolhost = settings.toolhost
             self.face.use_rights(Book(settings.principal))
+            self.dispatcher.revise()
+            self.core.flush()
             text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
             self.log.info("reloaded", result=text)
             return text
-
-    def _remove(self, runtime: ServeRuntime) -> None:
-        """Its tools are gone, unless another runtime has them now: then waiting calls go there."""
-        self._retired.append(runtime)
-        waiting = [work for pool in runtime.pools.values() for work in pool.take_waiting()]
-        now = time.monotonic()
-        for work in waiting:
-            successor = self.registry.get(work.tool.name)
-            if successor is None:
-                work.sink.refuse(work, Refusal(errors.NOT_FOUND, f"tool not found: {work.tool.name}"))
-            else:
-                work.tool = successor
-                successor.runtime.submit(work, now)
-        runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
 
     async def reload_quietly(self) -> None:
         """On SIGHUP there is nobody to tell but the log."""

@@ -68,13 +68,18 @@ class Lane:
         return gone
 
     def overdue(self, before: float) -> Iterator[Work]:
-        """Takes out what has been waiting since before `before`."""
+        """Takes out what has been waiting since before `before`. What came back stands in front, and is younger."""
         for key in list(self._callers):
             waiting = self._callers[key]
-            while waiting and waiting[0].queued < before:
+            back = []
+            while waiting and (waiting[0].moved or waiting[0].queued < before):
                 work = waiting.popleft()
-                self.lines -= work.count
-                yield work
+                if work.queued < before:
+                    self.lines -= work.count
+                    yield work
+                else:
+                    back.append(work)
+            waiting.extendleft(reversed(back))
             if not waiting:
                 del self._callers[key]
 

@@ -54,7 +54,18 @@ BUCKETS = 6
 class Breaker:
     """One tool's. Counts what its toolhosts did wrong, never what the broker refused."""
 
-    __slots__ = ("_buckets", "_period", "_row", "_settings", "_trips", "_until", "last_reason", "state", "trips")
+    __slots__ = (
+        "_buckets",
+        "_period",
+        "_probe",
+        "_row",
+        "_settings",
+        "_trips",
+        "_until",
+        "last_reason",
+        "state",
+        "trips",
+    )
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -65,6 +76,7 @@ class Breaker:
         self._trips = 0  # in a row, for the back-off
         self._row = 0
         self._until = 0.0
+        self._probe = 0  # the number of the newest one: an older one has nothing to say any more
         self._buckets: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # [from, calls, failures]
 
     # --- what happened ----------------------------------------------------------------------------------------------
@@ -101,31 +113,36 @@ class Breaker:
 
     # --- may a call pass? -------------------------------------------------------------------------------------------
 
-    def may_probe(self, now: float) -> bool:
-        """Asked while it is not closed: True makes the caller's call the one probe; it owes us its outcome."""
+    def may_probe(self, now: float) -> int:
+        """Asked while it is not closed: a number makes the caller's call the one probe; it owes us its outcome."""
         if self.state is State.OPEN and now >= self._until:
             self._move(Event.TIME_IS_UP)
-            return True
-        return False
+            self._probe += 1
+            return self._probe
+        return 0
 
     def wait(self, now: float) -> float:
         """Seconds until the next probe."""
         return max(0.0, self._until - now)
 
-    def probe_passed(self) -> None:
-        if self.state is State.PROBING:
+    def probe_passed(self, probe: int) -> None:
+        if self._awaits(probe):
             self._move(Event.PROBE_PASSED)
             self._forget()
 
-    def probe_failed(self, reason: str, now: float) -> None:
+    def probe_failed(self, probe: int, reason: str, now: float) -> None:
         self.last_reason = reason
-        if self.state is State.PROBING:
+        if self._awaits(probe):
             self._open(Event.PROBE_FAILED, now)
 
-    def probe_lost(self) -> None:
+    def probe_lost(self, probe: int) -> None:
         """The probe was refused on the way: the next call may try."""
-        if self.state is State.PROBING:
+        if self._awaits(probe):
             self._move(Event.PROBE_LOST)
+
+    def _awaits(self, probe: int) -> bool:
+        """Not after a reset, and not when a newer probe is on its way."""
+        return self.state is State.PROBING and probe == self._probe
 
     def reset(self) -> None:
         self._move(Event.RESET)

@@ -43,7 +43,7 @@ class Entry:
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.waiting: list[Any] = []  # whoever is to be answered as well; the owner knows how
-        self.line = b""  # the first reply, whatever id it had
+        self.line = b""  # the first reply, whatever id it had, until somebody asks for it again
         self.until = 0.0
         self.size = 0
         self._hit = b""
@@ -59,6 +59,7 @@ class Entry:
                     parts.append(b'"' + name.encode() + b'":' + value)
             parts.append(b'"idempotent_hit":true,"ds_state":{}}\n')
             self._hit = b",".join(parts)
+            self.line = b""
         if ids:
             return b'{"id":' + ids[:-1] + b"," + self._hit
         return b"{" + self._hit

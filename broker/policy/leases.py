@@ -38,7 +38,7 @@ def fingerprint(token: str) -> str:
 
 
 class Lease:
-    __slots__ = ("expires", "fingerprint", "issuer", "spent", "tier", "token", "tool", "used")
+    __slots__ = ("expires", "fingerprint", "issuer", "revoked", "spent", "tier", "token", "tool", "used")
 
     def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str) -> None:
         self.token = token
@@ -48,7 +48,8 @@ class Lease:
         self.expires = expires
         self.issuer = issuer
         self.spent = False  # reserved by a call, or used
-        self.used = False  # for good
+        self.used = False  # its call has been handed over
+        self.revoked = False
 
 
 class Counts(NamedTuple):
@@ -97,28 +98,40 @@ class Leases:
         lease.spent = True
         return lease
 
+    def doubt(self, lease: Lease, tier: int) -> str:
+        """Why a lease that is reserved does not open its tool any more: the tool has changed, or the lease."""
+        reason = "lease not found" if lease.revoked else "lease tier too low" if lease.tier < tier else ""
+        self._rejected += bool(reason)
+        return reason
+
     def use(self, lease: Lease) -> None:
-        """The call has been handed over: the lease is gone for good."""
+        """The call is being handed over: from now on it may have run."""
         self._consumed += 1
         lease.used = True
 
     def give_back(self, lease: Lease) -> None:
         """The call never ran: the lease can be used, until it expires."""
-        lease.spent = False
+        self._consumed -= lease.used
+        lease.spent = lease.used = False
 
-    def revoke(self, name: str) -> Lease | None:
-        """By token or fingerprint; only the operator asks."""
+    def revoke(self, name: str, now: float) -> Lease | None:
+        """By token or fingerprint; only the operator asks. One that has been used is beyond recall."""
         given = name.encode("utf-8", "surrogatepass")
         for digest, lease in self._by_digest.items():
-            if given in (lease.fingerprint.encode(), lease.token.encode()):
+            if given in (lease.fingerprint.encode(), lease.token.encode()) and not lease.used and lease.expires > now:
                 del self._by_digest[digest]
+                lease.revoked = True
                 return lease
         return None
 
     def gc(self, now: float) -> Counts:
-        for digest in [digest for digest, lease in self._by_digest.items() if lease.expires <= now]:
-            del self._by_digest[digest]
+        """Those that expired are remembered for a while: whoever presents one is told so."""
+        self._forget(now - MOST_SECONDS)
         return Counts(len(self.alive(now)), self._issued, self._consumed, self._rejected)
+
+    def _forget(self, before: float) -> None:
+        for digest in [digest for digest, lease in self._by_digest.items() if lease.expires <= before]:
+            del self._by_digest[digest]
 
     def alive(self, now: float) -> list[Lease]:
         return [lease for lease in self._by_digest.values() if lease.expires > now and not lease.spent]
@@ -126,7 +139,7 @@ class Leases:
     def _make_room(self, now: float) -> None:
         if len(self._by_digest) < self._most:
             return
-        self.gc(now)
+        self._forget(now)
         for digest in [digest for digest, lease in self._by_digest.items() if lease.used]:
             if len(self._by_digest) < self._most:
                 return

@@ -80,15 +80,14 @@ def written(slots: Slots) -> bytes:
     return b'"ds_state":' + _encode({"slots": slots})
 
 
-class Waiting(Protocol):
+class Waiter(Protocol):
     """A call that waits for its session."""
 
     since: float
-    call: Any
+    weight: int
 
-    def in_turn(self, now: float) -> None: ...
-
-    def give_up(self, refusal: Any) -> None: ...
+    @property
+    def caller(self) -> Hashable: ...
 
 
 class Session:
@@ -102,7 +101,7 @@ class Session:
         self.used = 0.0
         self.busy = False
         self.dropped = False  # nobody will find it again
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[Any] = deque()  # Waiters; the owner knows how they go on
 
 
 class Sessions:
@@ -163,3 +162,59 @@ class Sessions:
                 return
             if key != newest and not session.busy and not session.waiting:
                 self.drop(key)
+
+
+class WaitingRoom:
+    """All calls that wait for their session, by caller: how many, how heavy, who has waited for too long."""
+
+    def __init__(self) -> None:
+        self._by_caller: dict[Hashable, dict[Any, Session]] = {}  # Waiter → what it waits for, in order of arrival
+        self.calls = 0
+        self.size = 0
+
+    def enter(self, waiter: Waiter, session: Session) -> None:
+        """At the end of its session's row."""
+        session.waiting.append(waiter)
+        self.step_in(waiter, session)
+
+    def step_in(self, waiter: Waiter, session: Session) -> None:
+        self._by_caller.setdefault(waiter.caller, {})[waiter] = session
+        self.calls += 1
+        self.size += waiter.weight
+
+    def step_out(self, waiter: Waiter) -> Session:
+        """It keeps its place in the row: to come back under another caller, or because it is its turn."""
+        waiters = self._by_caller[waiter.caller]
+        session = waiters.pop(waiter)
+        if not waiters:
+            del self._by_caller[waiter.caller]
+        self.calls -= 1
+        self.size -= waiter.weight
+        return session
+
+    def next_of(self, session: Session) -> Any:
+        """The next one of a session, whose turn it is now."""
+        waiter = session.waiting.popleft()
+        self.step_out(waiter)
+        return waiter
+
+    def of(self, caller: Hashable) -> list[Any]:
+        return list(self._by_caller.get(caller, ()))
+
+    def overdue(self, before: float) -> list[Any]:
+        late = []
+        for waiters in self._by_caller.values():
+            for waiter in waiters:
+                if waiter.since >= before:
+                    break
+                late.append(waiter)
+        return late
+
+    def everybody(self) -> list[Any]:
+        return [waiter for waiters in self._by_caller.values() for waiter in waiters]
+
+    def leave(self, waiters: list[Any]) -> None:
+        """They do not wait any longer."""
+        for session in {self.step_out(waiter) for waiter in waiters}:
+            staying = (waiter for waiter in session.waiting if waiter in self._by_caller.get(waiter.caller, ()))
+            session.waiting = deque(staying)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from broker._native import ffi, lib
-from broker.model import Tool
+from broker.model import Policy
 
 IDLE_WINDOW_SECONDS = 0.1
 
 
 class Flushable(Protocol):
     def flush(self) -> None: ...
-
-
-def _ignore(tool: Tool) -> None:
-    """Nobody has asked to be told."""
 
 
 class Core:
@@ -29,13 +24,13 @@ class Core:
         "dirty",
         "loop",
         "partial_bytes",
+        "policy",
         "processes",
         "queued_bytes",
         "round",
         "scanned",
         "take_batch",
         "taken",
-        "tripped",
         "view",
     )
 
@@ -47,7 +42,7 @@ class Core:
         self.taken = ffi.new("tb_taken *")
         self.dirty: list[Flushable] = []
         self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
-        self.tripped: Callable[[Tool], None] = _ignore  # a breaker has: the broker says what follows
+        self.policy: Policy  # set once, by the broker
         self.round = 0  # counts the reads from callers: what was true at the last one need not be looked at again
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers

@@ -98,6 +98,8 @@ class Host:
         """Hands a call over, behind a fence if the one before was another caller's: what the toolhost may still have to
         say to that one must not become this one's answer."""
         lines = lines or work.lines
+        if work.ticket is not None:
+            work.ticket.handed_over()
         if self.last_caller is not work.caller:
             if self.last_caller is not None and self.quotes:
                 work.fence = fence_name()

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from broker import errors
 from broker.config import Limits, Toolhost
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Tool, Work
+from broker.model import HUNG_UP, Judge, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
 from broker.pool import placing, process
@@ -159,7 +159,7 @@ class Pool:
 
     def submit(self, work: Work, now: float) -> None:
         if self.closed is not None:
-            work.sink.refuse(work, self.closed)
+            self.core.policy.rehome(work, self.closed)
         elif self.broken and now < self.retry_at:
             self._refuse_broken(work)
         elif self.held or self.queue.waits(work.tool):
@@ -348,7 +348,7 @@ class Pool:
             lost = works[0] if works[0].count == 1 else works[0].take(1)
             if lost is works[0]:
                 works.pop(0)
-            if refusal.kind is not errors.TIMEOUT and lost.moves < RERUNS and self._may_rerun(lost.tool):
+            if refusal.kind is not errors.TIMEOUT and self._may_rerun(lost):
                 lost.moves += 1
                 works.insert(0, lost)
                 lost = None
@@ -359,16 +359,24 @@ class Pool:
 
     def _move(self, work: Work, now: float) -> None:
         """Back to the front of the queue: its toolhost died before it came to this."""
-        if self.closed is not None:
-            work.sink.refuse(work, self.closed)
-            return
         work.trim()
         work.queued = 0.0
+        work.moved = True
+        if self.closed is not None:
+            self.core.policy.rehome(work, self.closed)
+            return
+        refusal = self.core.policy.judge(work)  # it may have been handed over before its tool was replaced
+        if refusal is not None:
+            work.sink.refuse(work, refusal)
+            return
         self.counts["moved"] += work.count
         self._enqueue(work, now, front=True)
 
-    def _may_rerun(self, tool: Tool) -> bool:
-        return any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self.settings.rerun)
+    def _may_rerun(self, work: Work) -> bool:
+        """The configuration says that it is safe, and no promise of at most once stands against it."""
+        if work.moves >= RERUNS or (work.ticket is not None and work.ticket.once):
+            return False
+        return any(fnmatch.fnmatchcase(work.tool.name, pattern) for pattern in self.settings.rerun)
 
     def failed(self, call: Work, refusal: Refusal) -> None:
         """A call that its toolhost did not answer as it should have."""
@@ -376,14 +384,14 @@ class Pool:
         tool.calls += 1
         tool.failed += 1
         if tool.breaker.failed(refusal.text, time.monotonic()):
-            self.core.tripped(tool)
+            self.core.policy.tripped(tool)
         call.sink.refuse(call, refusal)
 
     def tool_errors(self, tool: Tool, count: int, now: float) -> None:
         """Where the configuration says so, a tool's own errors count as its toolhost's."""
         for _ in range(count):
             if tool.breaker.failed("the tool's own error", now):
-                self.core.tripped(tool)
+                self.core.policy.tripped(tool)
 
     def late(self, host: Host) -> None:
         """The first call has had its time. The toolhost is dead to us at once: a late reply reaches nobody."""
@@ -433,7 +441,7 @@ class Pool:
         tool.clean = PROBATION
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
         if count and tool.breaker.failed(self.last_reason, time.monotonic()):
-            self.core.tripped(tool)
+            self.core.policy.tripped(tool)
 
     # --- callers and time -------------------------------------------------------------------------------------------
 
@@ -443,14 +451,23 @@ class Pool:
             self.core.queued_bytes -= work.weight()
             work.sink.refuse(work, HUNG_UP)
 
-    def refuse_tool(self, index: int, refusal: Refusal) -> None:
-        """The tool is no longer in the plugin: what waits for it ends here."""
+    def revise(self, judge: Judge, index: int | None) -> None:
+        """Asks about what waits; what may not run after all ends here."""
         for lane in self.queue:
-            if lane.tool.index == index:
-                for work in lane.clear():
-                    self.core.queued_bytes -= work.weight()
-                    work.sink.refuse(work, refusal)
+            if index is not None and lane.tool.index != index:
+                continue
+            refused = []
+            for work in lane.clear():
+                refusal = judge(work)
+                if refusal is None:
+                    lane.push(work)
+                else:
+                    refused.append((work, refusal))
+            if not lane.lines:
                 self.queue.turn(lane)
+            for work, refusal in refused:
+                self.core.queued_bytes -= work.weight()
+                work.sink.refuse(work, refusal)
 
     def expire(self, now: float) -> None:
         """The janitor's round: calls that waited too long, processes that are too old, idle or broken."""
@@ -479,11 +496,6 @@ class Pool:
     def _idle_seconds(self) -> float:
         return self.settings.idle_seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
-    def refuse_waiting(self, refusal: Refusal) -> None:
-        """Everything that has not been handed over ends here."""
-        for work in self._clear_queue():
-            work.sink.refuse(work, refusal)
-
     def _clear_queue(self) -> list[Work]:
         waiting = self.queue.clear()
         self.core.queued_bytes -= sum(work.weight() for work in waiting)
@@ -497,14 +509,11 @@ class Pool:
                 work.sink.refuse(work, refusal)
             host.die("broker is stopping")
 
-    def take_waiting(self) -> list[Work]:
-        """What has not been handed over, for somebody else to run."""
-        return self._clear_queue()
-
     def drain(self, refusal: Refusal) -> None:
-        """What waits is refused; idle toolhosts leave now, the others when they have answered."""
+        """What waits goes elsewhere or is refused; idle toolhosts leave now, the others when they have answered."""
         self.closed = refusal
-        self.refuse_waiting(refusal)
+        for work in self._clear_queue():
+            self.core.policy.rehome(work, refusal)
         for host in [*self.ready, *self.starting]:
             self.retire(host, "broker is stopping")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from broker.errors import ConfigError, Refusal
-from broker.model import ToolInfo, Work
+from broker.model import Judge, ToolInfo, Work
 from broker.observe.log import Log
 from broker.pool.core import Core
 from broker.pool.pool import Pool
@@ -22,10 +22,9 @@ class ServeRuntime:
         self.program = program
         self.source = program.source
         self.timeout = program.settings.timeout_seconds or program.limits.timeout_seconds
-        self.tools: list[ToolInfo] = []
         self.pools: dict[str, Pool] = {}  # by principal where callers are isolated, else one, called ""
         self.problem = ""  # why the newest plugin is not the one that is used
-        self.on_tools: Callable[[], None] | None = None  # called when a replaced plugin has been loaded
+        self.on_tools: Callable[[list[ToolInfo]], None] | None = None  # of a replaced plugin, before it is used
         self._core = core
         self._spawner = spawner
         self._log = log
@@ -33,10 +32,9 @@ class ServeRuntime:
         self._looked = -1  # at the plugin's file, in which round
         self._refreshing: asyncio.Task[None] | None = None
 
-    def start(self, spec: Spec, tools: list[ToolInfo]) -> None:
+    def start(self, spec: Spec) -> None:
         """From now on this is what runs; toolhosts of before finish what they have."""
         self._spec = spec
-        self.tools = tools
         self.problem = ""
         if self.program.settings.isolate == "none" and not self.pools:
             self._new_pool("")
@@ -74,6 +72,8 @@ class ServeRuntime:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
         try:
             spec, tools = await asyncio.to_thread(self.program.learn, self._log)
+            if self.on_tools is not None:
+                self.on_tools(tools)
         except Exception as error:  # a ConfigError says it well; anything else must not hold the calls either
             self.problem = str(error) if isinstance(error, ConfigError) else repr(error)
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
@@ -84,9 +84,7 @@ class ServeRuntime:
         else:
             self._log.info("plugin replaced", plugin=self.source, tools=len(tools))
             self._refreshing = None
-            self.start(spec, tools)
-            if self.on_tools is not None:
-                self.on_tools()
+            self.start(spec)
         self._core.flush()
 
     def expire(self, now: float) -> None:
@@ -102,7 +100,6 @@ class ServeRuntime:
         for pool in self.pools.values():
             pool.drain(refusal)
 
-    def refuse_tool(self, index: int, refusal: Refusal) -> None:
-        """A tool has gone: nobody will answer those who wait for it."""
+    def revise(self, judge: Judge, index: int | None = None) -> None:
         for pool in self.pools.values():
-            pool.refuse_tool(index, refusal)
+            pool.revise(judge, index)

@@ -110,15 +110,31 @@ class Permissions(RuleBasedStateMachine):
             self.reserved.append(lease)
 
     @precondition(lambda self: self.reserved)
-    @rule(ran=st.booleans())
-    def settle(self, ran):
+    @rule(how=st.sampled_from(["ran", "never handed over", "its toolhost died before"]))
+    def settle(self, how):
         lease = self.reserved.pop()
-        if ran:
+        if how != "never handed over":
             self.leases.use(lease)
+            assert self.leases.revoke(lease.token, self.now) is None, "it is beyond recall"
+        if how == "ran":
             self.used += 1
         else:
             self.leases.give_back(lease)
-            self.known[lease.token][3] = True
+            self.known[lease.token][3] = not lease.revoked
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), by_name=st.booleans())
+    def revoke(self, data, by_name):
+        token = data.draw(st.sampled_from(list(self.known)))
+        tool, tier, until, free = self.known[token]
+        waits = any(lease.token == token and not lease.revoked for lease in self.reserved)
+        lease = self.leases.revoke(token if by_name else fingerprint(token), self.now)
+        if lease is None:
+            assert not ((free or waits) and until > self.now)
+        else:
+            assert free or waits
+            self.known[token] = [tool, tier, until, False]
+            assert self.leases.doubt(lease, 0)
 
     @rule(seconds=st.floats(0, 30))
     def wait(self, seconds):
@@ -142,6 +158,7 @@ class Trips(RuleBasedStateMachine):
         self.row = 0
         self.pauses = 0
         self.opened = 0.0
+        self.probe = 0
 
     @precondition(lambda self: self.breaker.state is State.CLOSED)
     @rule(ok=st.booleans())
@@ -163,24 +180,44 @@ class Trips(RuleBasedStateMachine):
         self.now += seconds
         due = self.opened + min(300, 30 * 2 ** (self.pauses - 1))
         passed = self.breaker.may_probe(self.now)
-        assert passed == (self.now >= due)
+        assert bool(passed) == (self.now >= due)
+        self.probe = passed or self.probe
         assert not passed or not self.breaker.may_probe(self.now), "one probe at a time"
 
     @precondition(lambda self: self.breaker.state is State.PROBING)
     @rule(how=st.sampled_from(["passed", "failed", "lost"]))
     def probe_ends(self, how):
         if how == "passed":
-            self.breaker.probe_passed()
+            self.breaker.probe_passed(self.probe)
             assert self.breaker.state is State.CLOSED
             self.row = self.pauses = 0
         elif how == "failed":
-            self.breaker.probe_failed("x", self.now)
+            self.breaker.probe_failed(self.probe, "x", self.now)
             self.pauses += 1
             self.opened = self.now
             assert self.breaker.state is State.OPEN
         else:
-            self.breaker.probe_lost()
-            assert self.breaker.may_probe(self.now), "the next call may try at once"
+            self.breaker.probe_lost(self.probe)
+            self.probe = self.breaker.may_probe(self.now)
+            assert self.probe, "the next call may try at once"
+
+    @precondition(lambda self: self.breaker.state is State.PROBING and self.probe > 1)
+    @rule(how=st.sampled_from(["passed", "failed", "lost"]))
+    def an_old_probe_ends(self, how):
+        old = self.probe - 1
+        if how == "passed":
+            self.breaker.probe_passed(old)
+        elif how == "failed":
+            self.breaker.probe_failed(old, "x", self.now)
+        else:
+            self.breaker.probe_lost(old)
+        assert self.breaker.state is State.PROBING, "it has nothing to say any more"
+
+    @rule()
+    def reset(self):
+        self.breaker.reset()
+        assert self.breaker.state is State.CLOSED
+        self.row = self.pauses = 0
 
     @rule()
     def time_passes(self):

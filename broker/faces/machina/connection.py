@@ -11,12 +11,12 @@ import msgspec
 
 from broker import errors
 from broker._native import ffi, lib
-from broker.dispatch import Call
 from broker.errors import Refusal
 from broker.faces.machina.lines import Members, problem_of, wrong_type
 from broker.faces.machina.order import Order, Slot
 from broker.model import Tool, Work
 from broker.pool.outbox import Outbox
+from broker.ticket import Call
 
 if TYPE_CHECKING:
     from broker.faces.machina.listener import MachinaFace
@@ -49,6 +49,7 @@ class Connection:
         self.authenticated = self.local or not face.door.locked()
         self._token: Token | None = None  # what it has shown
         self._core = face.core
+        self._waiting = face.dispatcher.waiting
         self._loop = face.core.loop
         self._sock = sock
         self._fd = sock.fileno()
@@ -310,7 +311,7 @@ class Connection:
             self._unanswered >= limits.connection_calls
             or self._unanswered_bytes >= limits.connection_bytes
             or self._outbox.size + self._order.held > OUTBOX_HIGH
-            or (self._unanswered > 0 and self._core.queued_bytes >= limits.queue_bytes)
+            or (self._unanswered > 0 and self._core.queued_bytes + self._waiting.size >= limits.queue_bytes)
         )
 
     def _pause(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import grp
+import ipaddress
 import os
 import socket
 import stat
@@ -27,7 +28,6 @@ from broker.tokens import Door
 
 BACKLOG = 1024
 ACCEPTS_A_ROUND = 64
-LOOPBACK = ("127.", "::1", "localhost")
 
 Answer = dict[str, Any] | Refusal
 LOOK_SECONDS = 0.5  # between two looks at who is slow
@@ -102,16 +102,16 @@ class MachinaFace:
 
     def listen_tcp(self, text: str, *, trusted: bool) -> tuple[str, int]:
         host, port = address(text, "--tcp")
-        if not host.startswith(LOOPBACK) and not trusted:
-            raise ConfigError(
-                f"--tcp {text} would let anybody who reaches this machine call every tool: make a token first "
-                "(broker token new NAME), or use 127.0.0.1, or say --insecure if the network in front of it is closed"
-            )
         try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            if not ipaddress.ip_address(place[0]).is_loopback and not trusted:
+                raise ConfigError(
+                    f"--tcp {text} would let anybody who reaches this machine call every tool: make a token first "
+                    "(broker token new NAME), use 127.0.0.1, or say --insecure if the network in front of it is closed"
+                )
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
+            listener.bind(place)
         except OSError as error:
             raise ConfigError(f"cannot listen on --tcp {text}: {error.strerror or error}") from None
         self._listen(listener, operator=False)
