@@ -1,0 +1,257 @@
+"""A call on its way: what the gates have lent to it, settled once, whatever answer comes from wherever.
+
+A refusal knows whether the call may have run, and that alone decides: keep, or give back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from broker.errors import Refusal
+from broker.model import HUNG_UP, Caller, Sink, Tool, Work
+from broker.policy import sessions
+from broker.policy.breaker import Breaker
+from broker.policy.idempotency import Entry
+from broker.policy.leases import Lease
+from broker.policy.sessions import Session
+
+if TYPE_CHECKING:
+    from broker.dispatch import Dispatcher
+
+SPLICE_ROOM = 4096  # what we write into a line does not count against its cap; our toolhost leaves this much room
+
+
+class Call(msgspec.Struct):
+    """One call that is more than its lines: what the policy has to know of it."""
+
+    tool: Tool
+    lines: bytes  # the toolhost's line, without `ds_state` where the caller sent one
+    ids: bytes | None
+    timeout: float
+    slot: object = None  # the sink's: its place in the order of replies
+    key: str = ""
+    lease: str = ""
+    ds_state: bytes | None = None
+    session: Hashable = None
+
+
+class Follower(NamedTuple):
+    """A duplicate of a call under way, that waits for its answer."""
+
+    caller: Caller
+    sink: Sink
+    work: Work
+
+
+class Ticket:
+    """A key, the probe of a breaker, a lease, a session: each is settled once."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_probe",
+        "_session",
+        "_sink",
+        "_slots",
+        "_state",
+        "call",
+        "caller",
+        "entry",
+        "key",
+        "lease",
+        "since",
+        "weight",
+    )
+
+    def __init__(
+        self, dispatcher: Dispatcher, call: Call, caller: Caller, sink: Sink, state: sessions.State | None
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._sink = sink
+        self._state = state
+        self._session: Session | None = None
+        self._slots: sessions.Slots = {}
+        self._probe: tuple[Breaker, int] | None = None
+        self.call = call
+        self.caller = caller
+        self.key: Hashable = None
+        self.entry: Entry | None = None
+        self.lease: Lease | None = None
+        self.since = 0.0  # it has been waiting for its session
+        self.weight = 0  # bytes that it holds meanwhile
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def probes(self, breaker: Breaker) -> bool:
+        return self._probe is not None and self._probe[0] is breaker
+
+    def take_probe(self, breaker: Breaker, now: float) -> bool:
+        """It is the one call that finds out whether the tool is well again."""
+        number = breaker.may_probe(now)
+        if number:
+            self._probe = (breaker, number)
+        return number > 0
+
+    def begin(self, now: float) -> Refusal | None:
+        """All gates are passed: to the queue, or first to its session's."""
+        if self.key is not None:
+            self.entry = self._dispatcher.cache.begin(self.key)
+        if self._state is None:
+            self._submit(self.call.lines, now)
+            return None
+        session = self._dispatcher.sessions.get(self.call.session, now)
+        if session.busy or session.waiting:
+            self.since = now
+            self.weight = sum(map(len, (self.call.lines, self.call.ids or b"", self.call.ds_state or b"")))
+            self._dispatcher.waiting.enter(self, session)
+            return None
+        return self.enter(session, now)
+
+    def enter(self, session: Session, now: float) -> Refusal | None:
+        """The session is this call's until it ends."""
+        assert self._state is not None
+        self._slots = sessions.applied(session.slots, self._state)
+        lines = b"{" + sessions.written(self._slots) + b"," + self.call.lines[1:]
+        if len(lines) > self._dispatcher.limits.request_bytes + SPLICE_ROOM:
+            return self._dispatcher.too_large("the call with its session's state")
+        session.busy = True
+        self._session = session
+        self._submit(lines, now)
+        return None
+
+    def give_up(self, refusal: Refusal) -> None:
+        """It has waited for its session, and will not run."""
+        self.refuse(self._work(b""), refusal)
+
+    def _work(self, lines: bytes) -> Work:
+        """A ticket that holds nothing, and might not have to ask for anything, stays out of the way."""
+        lent = self.entry or self._probe or self.call.lease or self._session
+        call, sink = self.call, self if lent else self._sink
+        work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
+        work.ticket = self if lent else None
+        work.slot = self.call.slot
+        return work
+
+    def _submit(self, lines: bytes, now: float) -> None:
+        self.call.tool.runtime.submit(self._work(lines), now)
+
+    # --- on the way -------------------------------------------------------------------------------------------------
+
+    @property
+    def once(self) -> bool:
+        """A key promises at most one execution, and a lease permits one."""
+        return self.entry is not None or self.lease is not None
+
+    def handed_over(self) -> None:
+        """A toolhost is given the call: its lease is spent, and that is written down before anything can happen."""
+        if self.lease is not None and not self.lease.used:
+            self._dispatcher.leases.use(self.lease)
+            self._note("lease_used", self.lease)
+
+    def _note(self, event: str, lease: Lease) -> None:
+        tool = self.call.tool
+        self._dispatcher.audit.write(event, self.caller.principal, tool.name, tool.tier, lease.token)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:
+        now = time.monotonic()
+        if self._session is not None:
+            self._leave(sessions.after_reply(self._slots, lines), now)
+        if self._probe is not None:
+            breaker, number = self._probe
+            if work.tool.counts_errors and _is_error(lines):
+                breaker.probe_failed(number, "the tool's own error", now)
+            else:
+                breaker.probe_passed(number)
+            self._dispatcher.registry.gate(work.tool)
+        if self.entry is not None:
+            self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
+        self._sink.deliver(work, lines, count)
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        """A call that may have run keeps its key, its lease and its state; one that has not gives them back."""
+        now = time.monotonic()
+        if refusal is HUNG_UP and self.hand_on():
+            work.caller, work.ids, work.slot = self.caller, self.call.ids, self.call.slot
+            work.queued = 0.0
+            work.tool.runtime.submit(work, now)
+            return
+        if self._session is not None:
+            self._leave(self._slots if refusal.ran else None, now)
+        if refusal.ran:
+            if self._probe is not None:
+                breaker, number = self._probe
+                breaker.probe_failed(number, refusal.text, now)
+            if self.entry is not None:
+                line = refusal.line(self.call.tool.name)
+                self._tell(self._dispatcher.cache.finish(self.entry, line, now), self.entry, None)
+        else:
+            self.hand_back(refusal)
+        self._sink.refuse(work, refusal)
+
+    def hand_back(self, refusal: Refusal | None = None) -> None:
+        """The call has not run and will not."""
+        if self._probe is not None:
+            breaker, number = self._probe
+            breaker.probe_lost(number)
+        if self.lease is not None:
+            if self.lease.used:
+                self._note("lease_returned", self.lease)
+            self._dispatcher.leases.give_back(self.lease)
+        if self.entry is not None:
+            waiting = self._dispatcher.cache.free(self.entry)
+            if refusal is not None:
+                self._tell(waiting, self.entry, refusal)
+
+    def hand_on(self) -> bool:
+        """The caller has hung up before its call ran: the next one that asked for the same, if any, takes its place."""
+        waiting = self.entry.waiting if self.entry is not None else []
+        while waiting:
+            follower = waiting.pop(0)
+            if follower.caller.gone():
+                continue
+            room = self._dispatcher.waiting
+            session = room.step_out(self) if self.since else None
+            self.caller, self._sink = follower.caller, follower.sink
+            self.call.ids, self.call.slot = follower.work.ids, follower.work.slot
+            if session is not None:
+                self.since = time.monotonic()
+                room.step_in(self, session)
+            return True
+        return False
+
+    def _tell(self, waiting: list[Follower], entry: Entry, refusal: Refusal | None) -> None:
+        """Everybody who asked for the same gets the same."""
+        for follower in waiting:
+            if refusal is None:
+                follower.sink.deliver(follower.work, entry.hit(follower.work.ids), 1)
+            else:
+                follower.sink.refuse(follower.work, refusal)
+
+    def _leave(self, slots: sessions.Slots | None, now: float) -> None:
+        """The session is free for the next call."""
+        session, self._session = self._session, None
+        assert session is not None
+        if slots is not None:
+            self._dispatcher.sessions.keep(session, slots, now)
+        session.busy = False
+        if session.waiting:
+            self._dispatcher.defer(self._dispatcher.next_in, session)
+
+
+class _Outcome(msgspec.Struct):
+    ok: bool = False
+    status: str | None = None
+
+
+def _is_error(line: bytes) -> bool:
+    """A tool's own: `status` is read first, `ok` where it is missing."""
+    try:
+        outcome = msgspec.json.decode(line, type=_Outcome)
+    except msgspec.ValidationError:
+        return True
+    return not outcome.ok if outcome.status is None else outcome.status != "OK"
