@@ -74,6 +74,20 @@ class Waiting(RuleBasedStateMachine):
             assert numbers(piece) == [waiting.popleft() for _ in range(piece.count)]
             self.queue.turn(lane)
 
+    @precondition(lambda self: self.queue)
+    @rule(data=st.data(), room=st.integers(1, 4))
+    def come_back(self, data, room):
+        """Handed over, and back in front because its toolhost died: it starts to wait anew."""
+        lane = data.draw(st.sampled_from(list(self.queue)))
+        piece = lane.pop(room)
+        if piece is None:
+            return
+        self.queue.turn(lane)
+        piece.queued, piece.moved = 0.0, True
+        self.queue.push(piece, self.now, front=True)
+        self.born.update(dict.fromkeys(numbers(piece), self.now))
+        self.now += 1.0
+
     @rule(caller=st.sampled_from(CALLERS))
     def hang_up(self, caller):
         gone = {n for piece in self.queue.remove(caller) for n in numbers(piece)}

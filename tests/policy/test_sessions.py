@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.policy import sessions
-from broker.policy.sessions import BadState, Sessions
+from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 
 slots = st.dictionaries(st.integers(0, 255).map(str), st.builds(lambda n: {"v": n}, st.integers()), max_size=5)
 
@@ -77,3 +78,67 @@ def test_sessions_are_bounded_in_number_bytes_and_idle_time_and_a_busy_one_stays
     some.expire(100.0)
     assert len(some) == 0
     assert some.size == 0
+
+
+class Someone:
+    def __init__(self, caller, since, weight):
+        self.caller, self.since, self.weight = caller, since, weight
+
+
+class Rows(RuleBasedStateMachine):
+    """The waiting room against a list a session: nobody is lost, nobody overtakes, the sums are right."""
+
+    def __init__(self):
+        super().__init__()
+        self.room = WaitingRoom()
+        self.sessions = [Session(), Session()]
+        self.model = [[], []]
+        self.now = 0.0
+
+    def everybody(self):
+        return [one for row in self.model for one in row]
+
+    @rule(row=st.integers(0, 1), caller=st.sampled_from("abc"), weight=st.integers(1, 100))
+    def enter(self, row, caller, weight):
+        self.now += 1.0
+        one = Someone(caller, self.now, weight)
+        self.room.enter(one, self.sessions[row])
+        self.model[row].append(one)
+
+    @rule(row=st.integers(0, 1))
+    def take_turns(self, row):
+        if self.model[row]:
+            assert self.room.next_of(self.sessions[row]) is self.model[row].pop(0)
+
+    @rule(caller=st.sampled_from("abc"))
+    def hang_up(self, caller):
+        leaving = self.room.of(caller)
+        assert set(leaving) == {one for one in self.everybody() if one.caller == caller}
+        self.room.leave(leaving)
+        self.model = [[one for one in row if one.caller != caller] for row in self.model]
+
+    @precondition(lambda self: self.everybody())
+    @rule(data=st.data(), caller=st.sampled_from("abc"))
+    def hand_on(self, data, caller):
+        self.now += 1.0
+        one = data.draw(st.sampled_from(self.everybody()))
+        session = self.room.step_out(one)
+        one.caller, one.since = caller, self.now
+        self.room.step_in(one, session)
+
+    @rule(age=st.floats(0, 10))
+    def time_out(self, age):
+        late = self.room.overdue(self.now - age)
+        assert set(late) == {one for one in self.everybody() if one.since < self.now - age}
+        self.room.leave(late)
+        self.model = [[one for one in row if one not in late] for row in self.model]
+
+    @invariant()
+    def nobody_is_lost(self):
+        assert [list(session.waiting) for session in self.sessions] == self.model
+        assert self.room.calls == len(self.everybody()) == len(self.room.everybody())
+        assert self.room.size == sum(one.weight for one in self.everybody())
+
+
+TestRows = Rows.TestCase
+TestRows.settings = settings(max_examples=150, deadline=None)
