@@ -21,7 +21,7 @@ from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.registry import Registry
-from broker.ticket import SPLICE_ROOM, Call, Follower, Ticket
+from broker.ticket import OWN_ERROR, SPLICE_ROOM, Call, Follower, Ticket
 
 
 class Dispatcher:
@@ -190,10 +190,29 @@ class Dispatcher:
 
     # --- what happens elsewhere -------------------------------------------------------------------------------------
 
-    def tripped(self, tool: Tool) -> None:
+    def answered(self, tool: Tool, count: int, succeeded: int, now: float) -> None:
+        """Replies have come. A tool's own errors count for its breaker only where the configuration says so."""
+        tool.calls += count
+        errors = count - succeeded
+        tool.failed += errors
+        if not errors or not tool.counts_errors:
+            tool.breaker.succeeded(count, now)
+            return
+        if succeeded:
+            tool.breaker.succeeded(succeeded, now)
+        for _ in range(errors):
+            if tool.breaker.failed(OWN_ERROR, now):
+                self._tripped(tool, now)
+
+    def failed(self, tool: Tool, reason: str, now: float) -> None:
+        """A crash, a timeout, a broken or oversize reply."""
+        if tool.breaker.failed(reason, now):
+            self._tripped(tool, now)
+
+    def _tripped(self, tool: Tool, now: float) -> None:
         """A breaker has opened: whatever waits for the tool is answered at once."""
         self.registry.gate(tool)
-        self._refuse_waiting_for(tool, self._breaker_open(tool, time.monotonic()))
+        self._refuse_waiting_for(tool, self._breaker_open(tool, now))
 
     def _refuse_waiting_for(self, tool: Tool, refusal: Refusal) -> None:
         tool.runtime.revise(lambda _: refusal, tool.index)

@@ -120,8 +120,11 @@ class Runtime(Protocol):
 class Policy(Protocol):
     """What pools ask of, and tell, the dispatcher."""
 
-    def tripped(self, tool: Tool) -> None:
-        """The tool's breaker has opened."""
+    def answered(self, tool: Tool, count: int, succeeded: int, now: float) -> None:
+        """So many replies as the protocol wants them; of these, so many that are no error of the tool's own."""
+
+    def failed(self, tool: Tool, reason: str, now: float) -> None:
+        """The tool's toolhost did something wrong."""
 
     def judge(self, work: Work) -> Refusal | None:
         """Why a call that has been waiting may not run after all."""

@@ -117,7 +117,7 @@ class Broker:
         waiting = [pool for pool in self.pools() if pool.settings.min]
         while waiting and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
-            waiting = [pool for pool in waiting if not pool.ready and not pool.broken]
+            waiting = [pool for pool in waiting if not pool.ready and not pool.starts.broken]
 
     def pools(self) -> Iterator[Pool]:
         for runtime in (*self.runtimes, *self._retired):

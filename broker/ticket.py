@@ -22,6 +22,7 @@ from broker.policy.sessions import Session
 if TYPE_CHECKING:
     from broker.dispatch import Dispatcher
 
+OWN_ERROR = "the tool's own error"
 SPLICE_ROOM = 4096  # what we write into a line does not count against its cap; our toolhost leaves this much room
 
 
@@ -164,7 +165,7 @@ class Ticket:
         if self._probe is not None:
             breaker, number = self._probe
             if work.tool.counts_errors and _is_error(lines):
-                breaker.probe_failed(number, "the tool's own error", now)
+                breaker.probe_failed(number, OWN_ERROR, now)
             else:
                 breaker.probe_passed(number)
             self._dispatcher.registry.gate(work.tool)

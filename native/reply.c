@@ -98,15 +98,14 @@ static int next_reply(tb_framer *f, int max_depth, tb_line *line, verdict *v, in
     return kind == TB_NONE || judge(line, max_depth, v) ? TB_REPLY_OK : TB_REPLY_JUNK;
 }
 
-int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
-            size_t ids_len, int32_t max_depth, tb_taken *taken) {
+int take_more(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
+              size_t ids_len, int32_t max_depth, tb_taken *taken) {
     tb_line line = {NULL, 0};
     verdict v;
     int found;
-    memset(taken, 0, sizeof *taken);
-    buffer_clear(&b->out, 2 * BATCH_KEEP);
-    const char *id = ids, *ids_end = ids + ids_len;
-    if (fence_len) {
+    const char *id = ids ? ids + taken->ids_used : NULL, *ids_end = ids + ids_len;
+    taken->stopped = TB_REPLY_OK;
+    if (fence_len && !taken->fenced) {
         taken->stopped = next_reply(f, max_depth, &line, &v, &found);
         if (found && !taken->stopped) {
             taken->fenced = memmem(line.data, line.len, fence, fence_len) != NULL;
@@ -130,4 +129,11 @@ int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, siz
     taken->data = b->out.data;
     taken->len = b->out.len;
     return 0;
+}
+
+int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
+            size_t ids_len, int32_t max_depth, tb_taken *taken) {
+    memset(taken, 0, sizeof *taken);
+    buffer_clear(&b->out, 2 * BATCH_KEEP);
+    return take_more(f, b, max_lines, fence, fence_len, ids, ids_len, max_depth, taken);
 }

@@ -138,6 +138,48 @@ typedef struct {
 int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
             size_t ids_len, int32_t max_depth, tb_taken *taken);
 
+/* ---- talk: a conversation that blocks: lines out, as many replies in ------------------------------------------- */
+
+/* With a toolhost through its pipes, or with a broker through a socket. One call does all the waiting, so that a binding
+ * can let other threads run meanwhile. */
+typedef struct tb_talk tb_talk;
+
+typedef struct {
+    int in, out;         /* not blocking; the same one for a socket */
+    int err;             /* drained meanwhile, its end is kept; or -1 */
+    int death;           /* readable when the peer is dead (a pidfd), whoever else holds its pipes; or -1 */
+    size_t cap;          /* longest reply line */
+    int32_t max_depth;
+    const char *file;    /* looked at before anything is said; or NULL. It must outlive the talk */
+    int64_t stamp[4];    /* what tb_stamp said of it when the peer was started */
+    int watch;           /* of the file, so that it need not be looked at each time; or -1 */
+} tb_peer;
+
+enum {
+    TB_TALK_DONE,        /* all replies are here */
+    TB_TALK_STOPPED,     /* `taken.stopped` says what the line behind the last good reply is */
+    TB_TALK_LATE,        /* no reply for as long as it may take */
+    TB_TALK_ENDED,       /* the peer is gone; whatever it had said is taken */
+    TB_TALK_INTERRUPTED, /* a signal: let its handler run, then tb_talk_wait */
+    TB_TALK_GONE,        /* nothing was sent: the peer had ended before */
+    TB_TALK_UNASKED,     /* nothing was sent: the peer had said something that nobody asked for */
+    TB_TALK_CHANGED,     /* nothing was sent: the file is another one now */
+};
+
+tb_talk *tb_talk_new(const tb_peer *peer);
+void tb_talk_free(tb_talk *t);
+/* Says `data` and waits for `replies` lines. `seconds` is how long each may take, from the one before. `data` and
+ * `fence` must stay until the answer is not TB_TALK_INTERRUPTED. A value above, or -errno. */
+int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const char *fence, size_t fence_len,
+                double seconds);
+int tb_talk_wait(tb_talk *t);
+const tb_taken *tb_talk_taken(const tb_talk *t); /* so far; valid until the next tb_talk_say */
+const char *tb_talk_heard(tb_talk *t, size_t *len); /* the end of what came through `err` */
+/* When a file was changed (contents, then inode; ns), its size and its inode. 0, or -errno. */
+int tb_stamp(const char *file, int64_t stamp[4]);
+/* A descriptor that has something to read once the file has been written to, replaced or removed. Or -errno. */
+int tb_watch(const char *file);
+
 /* ---- spawn: one child, its own process group, fenced in before exec --------------------------------------------- */
 
 typedef struct {

@@ -78,8 +78,8 @@ def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:
     return {
         "name": pool.name,
         "source": source,
-        "state": "broken" if pool.broken else "ready" if pool.ready else "starting",
-        "reason": pool.broken or problem or pool.last_reason,
+        "state": "broken" if pool.starts.broken else "ready" if pool.ready else "starting",
+        "reason": pool.starts.broken or problem or pool.last_reason,
         "min": pool.settings.min,
         "max": pool.settings.max,
         "waiting": pool.queue.lines,

@@ -12,6 +12,7 @@ from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.model import Caller, Tool, Work
+from broker.pool import verdicts
 from broker.pool.asides import OURS, Aside, Fence, Permit, asks_for_a_lease, fence_line, fence_name, with_token
 from broker.pool.outbox import Outbox
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from broker.pool.pool import Pool
     from broker.pool.process import Process
 
-STDERR_KEPT = 8192
 NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhost
 PROBATION = -17  # where a tool's count goes on after it broke the protocol
 QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which line it answers
@@ -151,7 +151,7 @@ class Host:
     def _proved(self, fence: Fence, quoted: bool) -> None:
         """A newcomer had it to itself, and said what it had to say, no more."""
         if not quoted:
-            self.pool.violation(self, fence.work.suspect, "answered one request more than once")
+            self.pool.violation(self, fence.work.suspect, verdicts.MORE_THAN_ONCE)
             return
         fence.work.suspect.clean += 1
         self.last_caller = None
@@ -162,8 +162,7 @@ class Host:
         if token:
             self.send(call, time.monotonic(), with_token(call, token))
         else:
-            text = f"its toolhost enforces leases and gave none: {error}"
-            call.sink.refuse(call, Refusal(errors.UNAVAILABLE, f"{call.tool.name}: {text}"))
+            call.sink.refuse(call, verdicts.no_lease(call.tool.name, error))
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -219,8 +218,8 @@ class Host:
                 answered += 1
                 self._oversize(work)
             elif stopped == lib.TB_REPLY_JUNK:
-                junk = ffi.buffer(taken.junk, taken.junk_len)[:]
-                self.pool.junk(self, work.suspect if work.fence else work.tool, junk)
+                junk = verdicts.junk(ffi.buffer(taken.junk, taken.junk_len)[:])
+                self.pool.violation(self, work.suspect if work.fence else work.tool, junk)
                 return
             elif stopped == lib.TB_REPLY_STRANGER:
                 if self._stranger(work):
@@ -228,7 +227,7 @@ class Host:
             elif lines < asked:
                 break
         if not flight and not self.stop_reason and lib.tb_framer_pending(self.framer):
-            self.pool.violation(self, first.tool if first else OURS, "said more than it was asked")
+            self.pool.violation(self, first.tool if first else OURS, verdicts.MORE_THAN_ASKED)
         elif answered and not self.stop_reason:
             self._progress(first, last, answered, now)
 
@@ -241,17 +240,9 @@ class Host:
 
     def _tally(self, tool: Tool, lines: int, now: float) -> None:
         taken = self.pool.core.taken
-        tool.calls += lines
         tool.size += (taken.len / lines - tool.size) / 2
         self.calls += lines
-        errors = lines - taken.succeeded
-        tool.failed += errors
-        if errors and tool.counts_errors:
-            if taken.succeeded:
-                tool.breaker.succeeded(taken.succeeded, now)
-            self.pool.tool_errors(tool, errors, now)
-        else:
-            tool.breaker.succeeded(lines, now)
+        self.pool.core.policy.answered(tool, lines, taken.succeeded, now)
 
     def _progress(self, first: Work | None, last: Work | None, answered: int, now: float) -> None:
         """Time moves on: what a call costs, when the next one is late, who may come in."""
@@ -316,11 +307,7 @@ class Host:
 
     def _oversize(self, work: Work) -> None:
         call = self._first_call()
-        limit = self.pool.limits.reply_bytes
-        refusal = Refusal(
-            errors.REPLY_TOO_LARGE, f"{work.tool.name}: its reply is over {limit} bytes (limits.reply_bytes)"
-        )
-        self.pool.failed(call, refusal)
+        self.pool.failed(call, verdicts.oversize(work.tool.name, self.pool.limits.reply_bytes))
 
     def _first_call(self) -> Work:
         """Takes the first call in flight out."""
@@ -365,7 +352,7 @@ class Host:
         except OSError:
             data = b""
         if data:
-            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
+            self.stderr = (self.stderr + data)[-verdicts.STDERR_KEPT :]
         else:
             self.loop.remove_reader(self.process.stderr)
 
@@ -373,9 +360,8 @@ class Host:
         if not self.stop_reason:
             self.die("stopped reading its input")
 
-    def last_words(self) -> str:
-        lines = self.stderr.decode(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-400:]
+    def obituary(self) -> str:
+        return verdicts.obituary(self.process, self.stop_reason, self.stderr)
 
     def die(self, reason: str) -> None:
         """Kills it. What it had in flight is settled when it is dead and its pipe is dry."""

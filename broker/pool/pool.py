@@ -18,7 +18,8 @@ from broker.errors import Refusal
 from broker.model import HUNG_UP, Judge, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
-from broker.pool import placing, process
+from broker.policy.starts import Starts
+from broker.pool import placing, process, verdicts
 from broker.pool.asides import OURS
 from broker.pool.core import Core
 from broker.pool.host import PROBATION, Host
@@ -27,8 +28,6 @@ from broker.pool.process import Process, Spawner, SpawnError, Spec
 PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
 CPUS = len(os.sched_getaffinity(0))
 IDLE_ENOUGH = 0.15  # of the machine
-BROKEN_AFTER = 5  # starts that failed in a row
-BACKOFF_SECONDS = (0.05, 30.0)
 SETTLED_SECONDS = 5.0  # a toolhost that dies earlier without having done anything did not start well
 JITTER = 0.1
 RERUNS = 3
@@ -56,9 +55,7 @@ class Pool:
         self.asks_leases = False  # its toolhosts enforce leases on their own
         self.held = False  # calls wait while the plugin is being replaced
         self.closed: Refusal | None = None  # no new work; what it is told
-        self.failures = 0  # starts in a row
-        self.broken = ""  # why
-        self.retry_at = 0.0
+        self.starts = Starts()
         self.counts = {"crash": 0, "timeout": 0, "violation": 0, "started": 0, "recycled": 0, "moved": 0}
         self.last_reason = ""
 
@@ -72,9 +69,7 @@ class Pool:
         """From now on toolhosts are started like this; those of before finish what they have and leave."""
         self._spec = spec
         self.generation += 1
-        self.failures = 0
-        self.broken = ""
-        self.retry_at = 0.0
+        self.starts = Starts()
         self.held = False
         for host in [*self.ready, *self.starting]:
             self.retire(host, "plugin replaced")
@@ -88,11 +83,11 @@ class Pool:
 
     def _start(self) -> bool:
         now = time.monotonic()
-        if self._spec is None or self.closed is not None or now < self.retry_at:
+        if self._spec is None or self.closed is not None or now < self.starts.retry_at:
             return False
         if self.size >= self.settings.max or self.core.processes >= self.limits.processes:
             return False
-        if self.failures and (self.starting or self.spawning):
+        if self.starts.failures and (self.starting or self.spawning):
             return False  # one at a time, until one has done well
         self.spawning += 1
         self.core.processes += 1
@@ -118,25 +113,15 @@ class Pool:
         self.core.flush()
 
     def _start_failed(self, reason: str, now: float) -> None:
-        self.failures += 1
+        wait = self.starts.failed(reason, now)
         self.last_reason = reason
-        least, most = BACKOFF_SECONDS
-        wait = min(most, least * 2 ** (self.failures - 1)) * random.uniform(1, 1 + JITTER)
-        self.retry_at = now + wait
-        self.log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.failures)
-        if self.failures >= BROKEN_AFTER and not self.ready:
-            self.broken = reason
+        self.log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.starts.failures)
+        refusal = self.starts.refusal(self.name, now)
+        if refusal is not None and not self.ready:
             for work in self._clear_queue():
-                self._refuse_broken(work)
+                work.sink.refuse(work, refusal)
         elif self.closed is None:
             self.core.loop.call_later(wait, self._again)
-
-    def _start_succeeded(self) -> None:
-        """A toolhost has done real work, or lived for a while: what failed before is forgotten."""
-        if self.failures:
-            self.failures = 0
-            self.broken = ""
-            self.retry_at = 0.0
 
     def _again(self) -> None:
         if self.closed is None:
@@ -160,8 +145,8 @@ class Pool:
     def submit(self, work: Work, now: float) -> None:
         if self.closed is not None:
             self.core.policy.rehome(work, self.closed)
-        elif self.broken and now < self.retry_at:
-            self._refuse_broken(work)
+        elif self.starts.broken and (refusal := self.starts.refusal(self.name, now)) is not None:
+            work.sink.refuse(work, refusal)
         elif self.held or self.queue.waits(work.tool):
             self._enqueue(work, now)
             self.pump(now)  # those in front may be waiting for something else than room
@@ -172,16 +157,6 @@ class Pool:
     def _enqueue(self, work: Work, now: float, *, front: bool = False) -> None:
         self.core.queued_bytes += work.weight()
         self.queue.push(work, now, front=front)
-
-    def _refuse_broken(self, work: Work) -> None:
-        work.sink.refuse(
-            work,
-            Refusal(
-                errors.UNAVAILABLE,
-                f"{self.name}: its toolhost does not start: {self.broken}",
-                retry_after=max(1, round(self.retry_at - time.monotonic())),
-            ),
-        )
 
     def _place(self, work: Work, now: float) -> bool:
         """Hands over as much as there is room for; True if that was all of it."""
@@ -298,7 +273,7 @@ class Pool:
                 host.finish("replaced")
             return
         else:
-            self._start_succeeded()
+            self.starts.succeeded()
             if host.max_calls and host.calls >= host.max_calls:
                 self.recycle(host, "call count")
         self.pump(time.monotonic())
@@ -325,21 +300,15 @@ class Pool:
         running, works = host.running(), host.abandon()
         short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not host.asked_to_leave
         if not works and (not host.lived or short) and self.closed is None:
-            self._start_failed(self._obituary(host), now)
+            self._start_failed(host.obituary(), now)
         elif works:
             self.counts["crash"] += 1
-            self.last_reason = self._obituary(host)
+            self.last_reason = host.obituary()
             self.log.warning("toolhost died", pool=self.name, pid=host.process.pid, reason=self.last_reason)
-            self._lose(works, running, Refusal(errors.CRASH, f"{works[0].tool.name}: {self.last_reason}"), now)
+            self._lose(works, running, verdicts.crash(works[0].tool.name, self.last_reason), now)
         if self.closed is None:
             self.fill()
             self.pump(now)
-
-    def _obituary(self, host: Host) -> str:
-        ended = host.process.how_it_ended()
-        why = ended if ended == host.stop_reason else f"{host.stop_reason} and {ended}"
-        words = host.last_words()
-        return f"its toolhost {why}" + (f"; it said: {words}" if words else "")
 
     def _lose(self, works: list[Work], running: bool, refusal: Refusal, now: float) -> None:
         """The running call ends here, unless the configuration says that it is safe to run again; the others move."""
@@ -383,15 +352,8 @@ class Pool:
         tool = call.tool
         tool.calls += 1
         tool.failed += 1
-        if tool.breaker.failed(refusal.text, time.monotonic()):
-            self.core.policy.tripped(tool)
+        self.core.policy.failed(tool, refusal.text, time.monotonic())
         call.sink.refuse(call, refusal)
-
-    def tool_errors(self, tool: Tool, count: int, now: float) -> None:
-        """Where the configuration says so, a tool's own errors count as its toolhost's."""
-        for _ in range(count):
-            if tool.breaker.failed("the tool's own error", now):
-                self.core.policy.tripped(tool)
 
     def late(self, host: Host) -> None:
         """The first call has had its time. The toolhost is dead to us at once: a late reply reaches nobody."""
@@ -407,14 +369,9 @@ class Pool:
         self.last_reason = f"{tool.name} ran into its timeout of {seconds:g} s"
         self.log.warning("call timed out", pool=self.name, aid=tool.name, pid=host.process.pid, seconds=seconds)
         host.die("timeout")
-        refusal = Refusal(errors.TIMEOUT, f"{tool.name} gave no answer within {seconds:g} s; it may have run")
-        self._lose(works, True, refusal, now)
+        self._lose(works, True, verdicts.timeout(tool.name, seconds), now)
         self.fill()
         self.pump(now)
-
-    def junk(self, host: Host, tool: Tool, line: bytes) -> None:
-        shown = line.decode(errors="replace")
-        self.violation(host, tool, f"replied with a line that is not a JSON object: {shown!r}")
 
     def violation(self, host: Host, tool: Tool, what: str) -> None:
         """It broke the protocol: what it says next could be anybody's. It is killed, and the rest moves."""
@@ -423,15 +380,14 @@ class Pool:
         host.die(what)
         if works:
             now = time.monotonic()
-            self._lose(works, running, Refusal(errors.BAD_REPLY, f"{works[0].tool.name}: its toolhost {what}"), now)
+            self._lose(works, running, verdicts.bad_reply(works[0].tool.name, what), now)
             self.pump(now)
         self.fill()
 
     def babbled(self, host: Host, tool: Tool) -> None:
         """It said more than it was asked, in front of a fence: nobody got what is not his. It finishes, and leaves."""
-        what = "answered one request more than once"
-        self._distrust(host, tool, what, count=True)
-        self.retire(host, what)
+        self._distrust(host, tool, verdicts.MORE_THAN_ONCE, count=True)
+        self.retire(host, verdicts.MORE_THAN_ONCE)
         self.fill()
 
     def _distrust(self, host: Host, tool: Tool, what: str, *, count: bool) -> None:
@@ -440,8 +396,8 @@ class Pool:
         self.last_reason = f"its toolhost {what}"
         tool.clean = PROBATION
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
-        if count and tool.breaker.failed(self.last_reason, time.monotonic()):
-            self.core.policy.tripped(tool)
+        if count:
+            self.core.policy.failed(tool, self.last_reason, time.monotonic())
 
     # --- callers and time -------------------------------------------------------------------------------------------
 
@@ -473,17 +429,10 @@ class Pool:
         """The janitor's round: calls that waited too long, processes that are too old, idle or broken."""
         for work in self.queue.overdue(now - self.limits.queue_seconds):
             self.core.queued_bytes -= work.weight()
-            work.sink.refuse(
-                work,
-                Refusal(
-                    errors.OVERLOADED,
-                    f"{work.tool.name} waited {self.limits.queue_seconds:g} s for a toolhost (limits.queue_seconds)",
-                    retry_after=1,
-                ),
-            )
+            work.sink.refuse(work, verdicts.overloaded(work.tool.name, self.limits.queue_seconds))
         for host in list(self.ready):
-            if self.failures and now - host.born > SETTLED_SECONDS:
-                self._start_succeeded()
+            if self.starts.failures and now - host.born > SETTLED_SECONDS:
+                self.starts.succeeded()
             if now > host.expires:
                 self.recycle(host, "lifetime")
             elif len(self.ready) > self.settings.min and not host.flight and now - host.mark > self._idle_seconds():

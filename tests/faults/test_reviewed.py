@@ -216,9 +216,10 @@ say(output_json="1")"""
 
 
 def test_a_toolhost_that_closes_its_input_is_noticed_at_the_next_call(start, tmp_path):
-    body = """say(output_json="1")
-if n == 3:
+    body = """if n == 3:
     os.close(0)
+say(output_json="1")
+if n == 3:
     time.sleep(60)"""
     broker = start(
         config=f'[[toolhost]]\nname = "h"\nbinary = "{scripted(tmp_path, body)}"\nmin = 1\nmax = 1\npipeline = true\n'

@@ -1,0 +1,233 @@
+/* talk.c: says lines to one peer and waits for its replies, its errors, its death and the clock, all in one place. */
+#define _GNU_SOURCE
+#include "batch.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/inotify.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HEARD = 8192, DRY_READS = 64 };
+static const double LOOK_SECONDS = 0.01; /* between two looks at what hardly ever changes */
+
+struct tb_talk {
+    tb_peer peer;
+    tb_framer *framer;
+    tb_batch *batch;
+    tb_taken taken;
+    const char *data; /* what is left to be said */
+    size_t left;
+    const char *fence;
+    size_t fence_len;
+    int32_t replies;
+    double seconds, deadline;
+    double looked;    /* when */
+    int deadly_pipes; /* SIGPIPE has its default: it would end the program */
+    char heard[2 * HEARD];
+    size_t heard_len;
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+int tb_stamp(const char *file, int64_t stamp[4]) {
+    struct stat s;
+    if (stat(file, &s)) return -errno;
+    stamp[0] = (int64_t)s.st_mtim.tv_sec * 1000000000 + s.st_mtim.tv_nsec;
+    stamp[1] = (int64_t)s.st_ctim.tv_sec * 1000000000 + s.st_ctim.tv_nsec;
+    stamp[2] = (int64_t)s.st_size;
+    stamp[3] = (int64_t)s.st_ino;
+    return 0;
+}
+
+int tb_watch(const char *file) {
+    const int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (fd < 0) return -errno;
+    if (inotify_add_watch(fd, file, IN_MODIFY | IN_ATTRIB | IN_MOVE_SELF | IN_DELETE_SELF) >= 0) return fd;
+    const int error = errno;
+    close(fd);
+    return -error;
+}
+
+tb_talk *tb_talk_new(const tb_peer *peer) {
+    tb_talk *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->peer = *peer;
+    t->framer = tb_framer_new(peer->cap);
+    t->batch = tb_batch_new();
+    if (t->framer && t->batch) return t;
+    tb_talk_free(t);
+    return NULL;
+}
+
+void tb_talk_free(tb_talk *t) {
+    if (!t) return;
+    tb_framer_free(t->framer);
+    tb_batch_free(t->batch);
+    free(t);
+}
+
+const tb_taken *tb_talk_taken(const tb_talk *t) { return &t->taken; }
+
+const char *tb_talk_heard(tb_talk *t, size_t *len) {
+    *len = t->heard_len;
+    return t->heard;
+}
+
+static void hear(tb_talk *t) {
+    const ssize_t n = read(t->peer.err, t->heard + t->heard_len, sizeof t->heard - t->heard_len);
+    if (n > 0) t->heard_len += (size_t)n;
+    else if (!n || (errno != EAGAIN && errno != EINTR)) t->peer.err = -1; /* the owner closes it */
+    if (t->heard_len > HEARD) {
+        memmove(t->heard, t->heard + t->heard_len - HEARD, HEARD);
+        t->heard_len = HEARD;
+    }
+}
+
+static void hear_all(tb_talk *t) {
+    for (int i = 0; i < DRY_READS && t->peer.err >= 0; i++) {
+        const size_t before = t->heard_len;
+        hear(t);
+        if (t->heard_len == before) return;
+    }
+}
+
+static int taking(tb_talk *t) {
+    return take_more(t->framer, t->batch, t->replies, t->fence, t->fence_len, NULL, 0, t->peer.max_depth, &t->taken);
+}
+
+/* Reads what there is. 1: go on; else a value for the caller. */
+static int listen_once(tb_talk *t) {
+    const int32_t before = t->taken.lines;
+    const ssize_t n = tb_framer_read(t->framer, t->peer.out);
+    if (n == -EAGAIN) return 1;
+    if (n == 0) return TB_TALK_ENDED;
+    if (n < 0) return n == -ECONNRESET ? TB_TALK_ENDED : (int)n;
+    if (taking(t)) return -ENOMEM;
+    if (t->taken.stopped) return TB_TALK_STOPPED;
+    if (t->taken.lines == t->replies) return TB_TALK_DONE;
+    if (t->taken.lines > before) t->deadline = now() + t->seconds;
+    return 1;
+}
+
+/* The peer is dead: what it had said before is still in the pipe. A value for the caller, or 1: say TB_TALK_ENDED. */
+static int read_dry(tb_talk *t) {
+    hear_all(t);
+    for (int i = 0; i < DRY_READS * 1024; i++) {
+        const size_t held = tb_framer_pending(t->framer);
+        const int32_t lines = t->taken.lines;
+        const int verdict = listen_once(t);
+        if (verdict != 1) return verdict;
+        if (tb_framer_pending(t->framer) == held && t->taken.lines == lines) break;
+    }
+    return TB_TALK_ENDED;
+}
+
+/* A program may have SIGPIPE end it: a toolhost that dies must not take it along. */
+static ssize_t write_safely(const tb_talk *t) {
+    if (!t->deadly_pipes) return write(t->peer.in, t->data, t->left);
+    sigset_t pipe_only, before;
+    sigemptyset(&pipe_only);
+    sigaddset(&pipe_only, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_only, &before);
+    const ssize_t n = write(t->peer.in, t->data, t->left);
+    const int error = errno;
+    if (n < 0 && error == EPIPE && !sigismember(&before, SIGPIPE))
+        while (sigtimedwait(&pipe_only, NULL, &(struct timespec){0, 0}) < 0 && errno == EINTR) {}
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return n;
+}
+
+/* Writes what the peer takes. 1: go on; else a value for the caller. */
+static int say_some(tb_talk *t) {
+    while (t->left) {
+        const ssize_t n = write_safely(t);
+        if (n < 0) {
+            if (errno == EAGAIN || errno == EINTR) return 1;
+            if (errno == EPIPE || errno == ECONNRESET) return read_dry(t);
+            return -errno;
+        }
+        t->data += n;
+        t->left -= (size_t)n;
+    }
+    return 1;
+}
+
+int tb_talk_wait(tb_talk *t) {
+    for (;;) {
+        struct pollfd fds[4];
+        nfds_t count = 1;
+        int death = -1, err = -1, in = -1;
+        fds[0] = (struct pollfd){t->peer.out, POLLIN, 0};
+        if (t->peer.death >= 0) fds[death = (int)count++] = (struct pollfd){t->peer.death, POLLIN, 0};
+        if (t->peer.err >= 0) fds[err = (int)count++] = (struct pollfd){t->peer.err, POLLIN, 0};
+        if (t->left) fds[in = (int)count++] = (struct pollfd){t->peer.in, POLLOUT, 0};
+        const double left = t->deadline - now();
+        const int wait = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)ceil(left * 1000);
+        const int ready = poll(fds, count, wait);
+        if (ready < 0) return errno == EINTR ? TB_TALK_INTERRUPTED : -errno;
+        if (!ready) {
+            if (now() >= t->deadline) return TB_TALK_LATE;
+            continue;
+        }
+        int verdict = 1;
+        if (fds[0].revents) verdict = listen_once(t);
+        if (verdict == 1 && in > 0 && fds[in].revents) verdict = say_some(t);
+        if (err > 0 && fds[err].revents) hear(t);
+        if (verdict == 1 && death > 0 && fds[death].revents) verdict = read_dry(t);
+        if (verdict == TB_TALK_ENDED) hear_all(t);
+        if (verdict != 1) return verdict;
+    }
+}
+
+/* Between two questions a peer has nothing to say: if it has, its next answers would be somebody else's. */
+static int quiet(tb_talk *t) {
+    if (tb_framer_pending(t->framer)) return TB_TALK_UNASKED;
+    const ssize_t n = tb_framer_read(t->framer, t->peer.out);
+    if (n == -EAGAIN) return TB_TALK_DONE;
+    if (n > 0) return TB_TALK_UNASKED;
+    if (t->peer.err >= 0) hear_all(t);
+    return TB_TALK_GONE;
+}
+
+/* The watch sees what happens to the file; only a look at the path sees what happens to the folders above it. */
+static int changed(const tb_talk *t, int rarely) {
+    int64_t stamp[4];
+    int waiting = 0;
+    if (t->peer.watch >= 0 && !ioctl(t->peer.watch, FIONREAD, &waiting) && !rarely) return waiting > 0;
+    return waiting > 0 || (!tb_stamp(t->peer.file, stamp) && memcmp(stamp, t->peer.stamp, sizeof stamp));
+}
+
+int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const char *fence, size_t fence_len,
+                double seconds) {
+    memset(&t->taken, 0, sizeof t->taken);
+    const double begin = now();
+    const int rarely = begin - t->looked > LOOK_SECONDS;
+    if (rarely) {
+        struct sigaction act;
+        t->looked = begin;
+        t->deadly_pipes = !sigaction(SIGPIPE, NULL, &act) && act.sa_handler == SIG_DFL;
+    }
+    if (t->peer.file && changed(t, rarely)) return TB_TALK_CHANGED;
+    const int verdict = quiet(t);
+    if (verdict) return verdict;
+    buffer_clear(&t->batch->out, 2 * BATCH_KEEP);
+    t->data = data;
+    t->left = len;
+    t->replies = replies;
+    t->fence = fence;
+    t->fence_len = fence_len;
+    t->seconds = seconds;
+    t->deadline = begin + seconds;
+    const int said = say_some(t);
+    return said == 1 ? tb_talk_wait(t) : said;
+}
