@@ -23,6 +23,8 @@ from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.registry import Registry
 from broker.ticket import OWN_ERROR, SPLICE_ROOM, Call, Follower, Ticket
 
+PROBE_SECONDS = 1.0  # what those who come while a probe is on its way are told to wait
+
 
 class Dispatcher:
     def __init__(
@@ -63,7 +65,7 @@ class Dispatcher:
 
     def admit(self, call: Call, caller: Caller, sink: Sink, now: float) -> Refusal | None:
         """Answers from the cache, or starts the call, now or in its turn; or says why not, and nothing has changed."""
-        refusal = self._rights(call.tool, caller)
+        refusal = self.rights(call.tool, caller)
         if refusal is not None:
             return refusal
         if len(call.lines) > self.limits.request_bytes + SPLICE_ROOM:
@@ -89,7 +91,7 @@ class Dispatcher:
             ticket.hand_back()
         return refusal
 
-    def _rights(self, tool: Tool, caller: Caller) -> Refusal | None:
+    def rights(self, tool: Tool, caller: Caller) -> Refusal | None:
         if caller.rights.allow(tool):
             return None
         return Refusal(errors.FORBIDDEN, f"{caller.principal} may not call {tool.name} (see [[principal]])")
@@ -100,7 +102,7 @@ class Dispatcher:
         work = Work(call.tool, b"", 1, call.ids, caller, sink, 0.0)
         work.slot = call.slot
         if entry.until:
-            sink.deliver(work, entry.hit(call.ids), 1)
+            sink.repeat(work, entry)
         else:
             entry.waiting.append(Follower(caller, sink, work))
 
@@ -114,7 +116,7 @@ class Dispatcher:
         return self._breaker_open(tool, now)
 
     def _breaker_open(self, tool: Tool, now: float) -> Refusal:
-        wait = tool.breaker.wait(now)
+        wait = tool.breaker.wait(now) or PROBE_SECONDS
         return Refusal(
             errors.BREAKER_OPEN,
             f"{tool.name} has failed too often, last: {tool.breaker.last_reason}",
@@ -151,7 +153,7 @@ class Dispatcher:
     def judge(self, work: Work) -> Refusal | None:
         """Of a call that waits in a queue: may it run, as its tool, its caller and its lease are now?"""
         ticket = work.ticket if isinstance(work.ticket, Ticket) else None
-        return self._rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
+        return self.rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
 
     def revise(self) -> None:
         """Rights or leases have changed: also for those who wait."""
@@ -183,7 +185,7 @@ class Dispatcher:
             refusal = _not_found(call.tool)
         if refusal is None and tool is not None:
             call.tool = tool
-            refusal = self._rights(tool, ticket.caller) or self._breaker(ticket, now)
+            refusal = self.rights(tool, ticket.caller) or self._breaker(ticket, now)
             refusal = refusal or self._lease(ticket, ticket.caller, tool, now) or ticket.enter(session, now)
         if refusal is not None:
             ticket.give_up(refusal)

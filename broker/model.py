@@ -14,6 +14,7 @@ from broker.policy.breaker import Breaker
 from broker.policy.leases import tier_of
 
 if TYPE_CHECKING:
+    from broker.policy.idempotency import Entry
     from broker.policy.rights import Rights
 
 
@@ -89,6 +90,9 @@ class Sink(Protocol):
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         """`count` reply lines for the next `count` calls of `work`, ids spliced in."""
 
+    def repeat(self, work: Work, entry: Entry) -> None:
+        """The answer is a hit: it can be had from the entry when there is room for it."""
+
     def refuse(self, work: Work, refusal: Refusal) -> None:
         """All calls of `work` end here, each with this answer."""
 
@@ -99,6 +103,10 @@ class Ticket(Protocol):
     @property
     def once(self) -> bool:
         """What may have run must not be run again, whatever the configuration says."""
+
+    @property
+    def urgent(self) -> bool:
+        """Others wait for its outcome."""
 
     def handed_over(self) -> None:
         """Told right before a toolhost gets the call: from now on it may run."""
@@ -171,7 +179,7 @@ class Work:
         self.done = 0
         self.ids_at = 0
         self.queued = 0.0
-        self.moved = False  # it came back to its queue, in front of older ones
+        self.moved = False  # it came (back) to its queue late, and may stand in front of older ones
         self.moves = 0  # times that it was run again
         self.ticket: Ticket | None = None
         self.fence = b""  # in its toolhost's pipe, the name of the fence in front of it, until its reply has come

@@ -51,6 +51,7 @@ class Broker:
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.policy = self.dispatcher
+        self.core.make_room = self._make_room
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.face = MachinaFace(
@@ -134,6 +135,11 @@ class Broker:
             calls = self.registry.calls()
             self.rate = (calls - before) / (now - since)
             self._rated = (now, calls)
+
+    def _make_room(self) -> None:
+        """A pool has no process and none may be started: an idle one of another pool's leaves, one at a time."""
+        if not any(host.asked_to_leave for pool in self.pools() for host in pool.leaving):
+            any(pool.spare() for pool in self.pools())
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         def run() -> None:

@@ -133,6 +133,7 @@ class Ticket:
         call, sink = self.call, self if lent else self._sink
         work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
         work.ticket = self if lent else None
+        work.moved = self.weight > 0  # it has waited for its session
         work.slot = self.call.slot
         return work
 
@@ -145,6 +146,13 @@ class Ticket:
     def once(self) -> bool:
         """A key promises at most one execution, and a lease permits one."""
         return self.entry is not None or self.lease is not None
+
+    @property
+    def urgent(self) -> bool:
+        """Others wait for its outcome: a caller that does not read its replies must not hold them."""
+        if self._probe is not None:
+            return True
+        return self.entry is not None and any(one.caller is not self.caller for one in self.entry.waiting)
 
     def handed_over(self) -> None:
         """A toolhost is given the call: its lease is spent, and that is written down before anything can happen."""
@@ -173,12 +181,17 @@ class Ticket:
             self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
         self._sink.deliver(work, lines, count)
 
+    def repeat(self, work: Work, entry: Entry) -> None:
+        """A duplicate has no ticket of its own."""
+        self.deliver(work, entry.hit(work.ids), 1)
+
     def refuse(self, work: Work, refusal: Refusal) -> None:
         """A call that may have run keeps its key, its lease and its state; one that has not gives them back."""
         now = time.monotonic()
         if refusal is HUNG_UP and self.hand_on():
             work.caller, work.ids, work.slot = self.caller, self.call.ids, self.call.slot
             work.queued = 0.0
+            work.moved = True
             work.tool.runtime.submit(work, now)
             return
         if self._session is not None:
@@ -229,7 +242,7 @@ class Ticket:
         """Everybody who asked for the same gets the same."""
         for follower in waiting:
             if refusal is None:
-                follower.sink.deliver(follower.work, entry.hit(follower.work.ids), 1)
+                follower.sink.repeat(follower.work, entry)
             else:
                 follower.sink.refuse(follower.work, refusal)
 

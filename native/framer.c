@@ -33,6 +33,8 @@ void tb_framer_free(tb_framer *f) {
 
 size_t tb_framer_pending(const tb_framer *f) { return f->end - f->start; }
 
+int tb_framer_skipping(const tb_framer *f) { return f->skipping; }
+
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* Makes room for at least one byte, and for a whole read unless that would pass the bound. */

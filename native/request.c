@@ -278,6 +278,17 @@ static int add_plain(tb_batch *b, const envelope *e, int32_t tool, const char *d
     return 0;
 }
 
+static void put_span(int32_t *item, const envelope *e, int i, const char *base) {
+    item[TB_I_SPANS + 2 * i] = (int32_t)(e->known[i].value - base);
+    item[TB_I_SPANS + 2 * i + 1] = (int32_t)(e->known[i].end - e->known[i].value);
+}
+
+/* A refusal names the tool where the line does, once and as a string. */
+static int has_whole_aid(const envelope *e) {
+    const member *m = &e->known[TB_AID];
+    return e->seen & 1 << TB_AID && e->about != TB_AID && m->end - m->value >= 2 && *m->value == '"' && m->end[-1] == '"';
+}
+
 /* Adds a line that the policy has to see, with the places of its members in the framer's own memory, from `base`. */
 static int add_one(tb_batch *b, const envelope *e, int kind, int32_t tool, const tb_line *line, const char *base) {
     int32_t *item = new_item(b, kind);
@@ -287,14 +298,15 @@ static int add_one(tb_batch *b, const envelope *e, int kind, int32_t tool, const
     item[TB_I_MEMBER] = e->about;
     if (e->seen & 1 << TB_ID && put_id(b, e)) return -1;
     item[TB_I_IDS_LEN] = (int32_t)b->ids.len - item[TB_I_IDS];
-    if (kind == TB_BAD) return 0;
+    if (kind == TB_BAD) {
+        if (has_whole_aid(e)) put_span(item, e, TB_AID, base);
+        return 0;
+    }
     if (buffer_reserve(&b->out, worst(e, line->len))) return -1;
     rewrite(&b->out, e, line->data, line->len);
     item[TB_I_OUT_LEN] = (int32_t)b->out.len - item[TB_I_OUT];
     for (int i = 0; i < TB_MEMBERS; i++) {
-        if (!(e->seen & 1 << i)) continue;
-        item[TB_I_SPANS + 2 * i] = (int32_t)(e->known[i].value - base);
-        item[TB_I_SPANS + 2 * i + 1] = (int32_t)(e->known[i].end - e->known[i].value);
+        if (e->seen & 1 << i) put_span(item, e, i, base);
     }
     return 0;
 }
@@ -320,7 +332,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
             if (e.known[TB_ID].end == line.data + line.len) e.seen &= ~(1 << TB_ID); /* a number, perhaps cut */
         }
         if (e.problem) {
-            failed = add_one(b, &e, TB_BAD, -1, &line, line.data);
+            failed = add_one(b, &e, TB_BAD, -1, &line, tb_framer_memory(f));
             continue;
         }
         const int32_t tool = find_tool(tools, &e, scratch);

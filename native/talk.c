@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEARD = 8192, DRY_READS = 64 };
+enum { HEARD = 8192, DRY_READS = 64, GO_ON = 1000 };
 static const double LOOK_SECONDS = 0.01; /* between two looks at what hardly ever changes */
 
 struct tb_talk {
@@ -25,6 +25,7 @@ struct tb_talk {
     const char *fence;
     size_t fence_len;
     int32_t replies;
+    int skimming;
     double seconds, deadline;
     double looked;    /* when */
     int deadly_pipes; /* SIGPIPE has its default: it would end the program */
@@ -104,28 +105,31 @@ static int taking(tb_talk *t) {
     return take_more(t->framer, t->batch, t->replies, t->fence, t->fence_len, NULL, 0, t->peer.max_depth, &t->taken);
 }
 
-/* Reads what there is. 1: go on; else a value for the caller. */
+/* Reads what there is. GO_ON, or a value for the caller. */
 static int listen_once(tb_talk *t) {
     const int32_t before = t->taken.lines;
     const ssize_t n = tb_framer_read(t->framer, t->peer.out);
-    if (n == -EAGAIN) return 1;
+    if (n == -EAGAIN) return GO_ON;
     if (n == 0) return TB_TALK_ENDED;
     if (n < 0) return n == -ECONNRESET ? TB_TALK_ENDED : (int)n;
-    if (taking(t)) return -ENOMEM;
-    if (t->taken.stopped) return TB_TALK_STOPPED;
+    if (!t->skimming && taking(t)) return -ENOMEM;
+    if (t->taken.stopped) {
+        t->skimming = tb_framer_skipping(t->framer); /* of an oversize reply, the rest has to come by first */
+        return t->skimming ? GO_ON : TB_TALK_STOPPED;
+    }
     if (t->taken.lines == t->replies) return TB_TALK_DONE;
     if (t->taken.lines > before) t->deadline = now() + t->seconds;
-    return 1;
+    return GO_ON;
 }
 
-/* The peer is dead: what it had said before is still in the pipe. A value for the caller, or 1: say TB_TALK_ENDED. */
+/* The peer is dead: what it had said before is still in the pipe. */
 static int read_dry(tb_talk *t) {
     hear_all(t);
     for (int i = 0; i < DRY_READS * 1024; i++) {
         const size_t held = tb_framer_pending(t->framer);
         const int32_t lines = t->taken.lines;
         const int verdict = listen_once(t);
-        if (verdict != 1) return verdict;
+        if (verdict != GO_ON) return verdict;
         if (tb_framer_pending(t->framer) == held && t->taken.lines == lines) break;
     }
     return TB_TALK_ENDED;
@@ -147,19 +151,19 @@ static ssize_t write_safely(const tb_talk *t) {
     return n;
 }
 
-/* Writes what the peer takes. 1: go on; else a value for the caller. */
+/* Writes what the peer takes. GO_ON, or a value for the caller. */
 static int say_some(tb_talk *t) {
     while (t->left) {
         const ssize_t n = write_safely(t);
         if (n < 0) {
-            if (errno == EAGAIN || errno == EINTR) return 1;
+            if (errno == EAGAIN || errno == EINTR) return GO_ON;
             if (errno == EPIPE || errno == ECONNRESET) return read_dry(t);
             return -errno;
         }
         t->data += n;
         t->left -= (size_t)n;
     }
-    return 1;
+    return GO_ON;
 }
 
 int tb_talk_wait(tb_talk *t) {
@@ -179,13 +183,13 @@ int tb_talk_wait(tb_talk *t) {
             if (now() >= t->deadline) return TB_TALK_LATE;
             continue;
         }
-        int verdict = 1;
+        int verdict = GO_ON;
         if (fds[0].revents) verdict = listen_once(t);
-        if (verdict == 1 && in > 0 && fds[in].revents) verdict = say_some(t);
+        if (verdict == GO_ON && in > 0 && fds[in].revents) verdict = say_some(t);
         if (err > 0 && fds[err].revents) hear(t);
-        if (verdict == 1 && death > 0 && fds[death].revents) verdict = read_dry(t);
+        if (verdict == GO_ON && death > 0 && fds[death].revents) verdict = read_dry(t);
         if (verdict == TB_TALK_ENDED) hear_all(t);
-        if (verdict != 1) return verdict;
+        if (verdict != GO_ON) return verdict;
     }
 }
 
@@ -224,10 +228,11 @@ int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const
     t->data = data;
     t->left = len;
     t->replies = replies;
+    t->skimming = 0;
     t->fence = fence;
     t->fence_len = fence_len;
     t->seconds = seconds;
     t->deadline = begin + seconds;
     const int said = say_some(t);
-    return said == 1 ? tb_talk_wait(t) : said;
+    return said == GO_ON ? tb_talk_wait(t) : said;
 }

@@ -29,6 +29,7 @@ int tb_framer_next(tb_framer *f, tb_line *line);                /* TB_NONE, TB_L
 void tb_framer_end(tb_framer *f);                               /* no more input: an unterminated line is a line */
 void tb_framer_drop(tb_framer *f);                              /* the line that has begun is not wanted */
 size_t tb_framer_pending(const tb_framer *f);                   /* bytes held, not yet taken as lines */
+int tb_framer_skipping(const tb_framer *f);                     /* the rest of an oversize line is still to come */
 
 /* ---- tools: the names that the scanner routes by --------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from broker.cli.common import Trouble, add_socket, fail, operate, subcommand, table
@@ -48,6 +49,8 @@ def _issue(arguments: argparse.Namespace) -> int:
     if arguments.tier is not None:
         members["tier"] = arguments.tier
     if arguments.ttl is not None:
+        if not math.isfinite(arguments.ttl):
+            return fail(ValueError("--ttl must be a number of seconds, 1 to 300"), 2)
         members["ttl_ms"] = arguments.ttl * 1000
     try:
         print(operate(arguments, "_lease.issue", **members)["token_id"])

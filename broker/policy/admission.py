@@ -19,12 +19,23 @@ class Lane:
         self._callers: OrderedDict[Hashable, deque[Work]] = OrderedDict()
 
     def push(self, work: Work) -> None:
-        self._of(work).append(work)
+        """At the end of its caller's row, but never behind one whose reply has to wait for this one's."""
+        waiting = self._of(work)
+        if work.moved and work.slot is not None:
+            later = (i for i, other in enumerate(waiting) if other.slot is not None and work.slot.at < other.slot.at)
+            waiting.insert(next(later, len(waiting)), work)
+        else:
+            waiting.append(work)
         self.lines += work.count
 
     def push_back(self, work: Work, *, next_turn: bool) -> None:
         """Work that was here before goes before the rest of its caller's, which may keep the next turn."""
-        self._of(work).appendleft(work)
+        waiting = self._of(work)
+        at = 0
+        if work.slot is not None:
+            earlier = (other.slot is not None and other.slot.at < work.slot.at for other in waiting)
+            at = next((i for i, before in enumerate(earlier) if not before), len(waiting))
+        waiting.insert(at, work)
         self.lines += work.count
         if next_turn:
             self._callers.move_to_end(work.caller, last=False)

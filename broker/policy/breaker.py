@@ -155,7 +155,7 @@ class Breaker:
         self.trips += 1
         seconds = min(self._settings.most_seconds, self._settings.open_seconds * 2**self._trips)
         self._trips += 1
-        self._until = now + seconds * random.uniform(1.0, 1.0 + self._settings.jitter)
+        self._until = now + min(self._settings.most_seconds, seconds * random.uniform(1.0, 1.0 + self._settings.jitter))
 
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]

@@ -25,6 +25,7 @@ class _Reply(Struct):
     output_json: Raw = Raw()
     error: Raw = Raw()
     type: Raw = Raw()
+    aid: Raw = Raw()
 
 
 _decode = msgspec.json.Decoder(_Reply).decode
@@ -53,7 +54,7 @@ class Entry:
         if not self._hit:
             reply = _decode(self.line)
             parts = [b'"ok":' + bytes(reply.ok)]
-            for name in ("status", "output_json", "error", "type"):
+            for name in ("status", "output_json", "error", "type", "aid"):
                 value = bytes(getattr(reply, name))
                 if value:
                     parts.append(b'"' + name.encode() + b'":' + value)

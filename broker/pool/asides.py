@@ -16,6 +16,7 @@ import msgspec
 from broker.errors import Refusal
 from broker.model import Tool, ToolInfo, Work
 from broker.policy.breaker import Breaker, Settings
+from broker.policy.idempotency import Entry
 
 OURS = Tool(-1, ToolInfo("_broker"), None, 0.0, Breaker(Settings()))  # type: ignore[arg-type]
 
@@ -36,6 +37,9 @@ class Aside:
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
         self._answered(lines)
+
+    def repeat(self, work: Work, entry: Entry) -> None:
+        """Nobody asks for the same twice."""
 
     def refuse(self, work: Work, refusal: Refusal) -> None:
         """The toolhost is dead, and says so itself."""
@@ -84,6 +88,7 @@ class Permit(Aside):
             issued(call, reply.token_id, reply.error)
 
         super().__init__(line, seconds, answered)
+        self.work.suspect = call.tool
 
 
 def with_token(call: Work, token: str) -> bytes:
@@ -93,13 +98,15 @@ def with_token(call: Work, token: str) -> bytes:
 
 class _Refused(msgspec.Struct):
     error: str = ""
+    status: str | None = None
 
 
 def asks_for_a_lease(line: bytes) -> bool:
-    """A toolhost's reply says that it wants a lease of its own."""
+    """A toolhost's own refusal says that it wants a lease. (A tool that says so has run: its reply has a status.)"""
     if b"lease_required" not in line:
         return False
     try:
-        return msgspec.json.decode(line, type=_Refused).error == "lease_required"
+        refused = msgspec.json.decode(line, type=_Refused)
     except msgspec.ValidationError:
         return False
+    return refused.error == "lease_required" and refused.status is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from broker._native import ffi, lib
@@ -23,6 +24,7 @@ class Core:
         "_cpu",
         "dirty",
         "loop",
+        "make_room",
         "partial_bytes",
         "policy",
         "processes",
@@ -43,6 +45,7 @@ class Core:
         self.dirty: list[Flushable] = []
         self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
         self.policy: Policy  # set once, by the broker
+        self.make_room: Callable[[], None]  # an idle process leaves, if one can; also the broker's
         self.round = 0  # counts the reads from callers: what was true at the last one need not be looked at again
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers

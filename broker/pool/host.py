@@ -25,6 +25,7 @@ PROBATION = -17  # where a tool's count goes on after it broke the protocol
 QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which line it answers
 SLOW_SECONDS = 0.001  # a call that takes longer is never in front of another
 MOST_STRANGERS = 64  # lines that nobody asked for, before a toolhost is given up
+READS_BEFORE_LATE = 64
 GRACE_SECONDS = 2.0  # between the end of its input and SIGKILL
 
 
@@ -34,6 +35,7 @@ class Host:
     __slots__ = (
         "alone",
         "asked_to_leave",
+        "blamed",
         "born",
         "calls",
         "deadline",
@@ -69,9 +71,10 @@ class Host:
         self.last_caller: Caller | None = None  # of the call that it was given last; none behind a fence
         self.last_tool = OURS
         self.asked_to_leave = False
+        self.blamed = False  # a tool has to answer for its end, not its start
         self.lived = False  # it has answered at least once
         self.alone = True  # nobody may be put behind what it is doing
-        self.quotes = True  # its refusals name the line that they answer
+        self.quotes = True  # its refusals name the line that they answer; if not, it serves one caller only
         self.calls = 0
         self.born = now
         self.expires = 0.0
@@ -162,7 +165,9 @@ class Host:
         if token:
             self.send(call, time.monotonic(), with_token(call, token))
         else:
+            self.alone = False
             call.sink.refuse(call, verdicts.no_lease(call.tool.name, error))
+            self.pool.host_free(self)
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,8 @@ class Host:
                 self._oversize(work)
             elif stopped == lib.TB_REPLY_JUNK:
                 junk = verdicts.junk(ffi.buffer(taken.junk, taken.junk_len)[:])
-                self.pool.violation(self, work.suspect if work.fence else work.tool, junk)
+                ours = work.fence or work.tool is OURS
+                self.pool.violation(self, work.suspect if ours else work.tool, junk)
                 return
             elif stopped == lib.TB_REPLY_STRANGER:
                 if self._stranger(work):
@@ -336,11 +342,27 @@ class Host:
         if not self.flight or self.stop_reason:
             return
         now = time.monotonic()
+        if now >= self.deadline:
+            self._catch_up()
+        if not self.flight or self.stop_reason:
+            return
         if now < self.deadline:
             self._schedule(now)
         else:
             self.pool.late(self)
             self.pool.core.flush()
+
+    def _catch_up(self) -> None:
+        """We may be the ones who are late: what has been said in time counts."""
+        for _ in range(READS_BEFORE_LATE):
+            first, left = self.flight[0], self.flight[0].count
+            got = lib.tb_framer_read(self.framer, self.process.stdout)
+            if got <= 0:
+                break
+            self._settle(time.monotonic())
+            if self.stop_reason or not self.flight or self.flight[0] is not first or first.count != left:
+                break
+        self.pool.core.flush()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -402,13 +424,18 @@ class Host:
 
     def abandon(self) -> list[Work]:
         """All calls that it has, given up. `running()` says, before, whether the first one may have run."""
-        works = [work.sink.held if isinstance(work.sink, Aside) else work for work in self.flight]
+        works = []
+        for work in self.flight:
+            if not isinstance(work.sink, Aside):
+                works.append(work)
+            elif work.sink.held is not None:
+                work.sink.held.moves += 1
+                works.append(work.sink.held)
         self.flight.clear()
         self.inflight = 0
-        calls = [work for work in works if work is not None]
-        for work in calls:
+        for work in works:
             work.fence = b""
-        return calls
+        return works
 
     def running(self) -> bool:
         """The first line without a reply is a call: that one may have run."""

@@ -35,15 +35,15 @@ def room(host: Host | None, tool: Tool) -> int:
 
 
 def least_busy(ready: Sequence[Host], reserved: Host | None, caller: Caller | None) -> Host | None:
-    """Callers share a toolhost's pipe only where fences can be put between them."""
+    """Callers share a toolhost only where fences can be put between them."""
     best = None
     for host in ready:
         if host.alone or host is reserved:
             continue
+        if not host.quotes and caller is not None and host.last_caller not in (None, caller):
+            continue
         if not host.inflight:
             return host
-        if not host.quotes and caller is not None and host.flight[-1].caller is not caller:
-            continue
         if best is None or host.inflight < best.inflight:
             best = host
     return best

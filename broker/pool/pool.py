@@ -85,7 +85,11 @@ class Pool:
         now = time.monotonic()
         if self._spec is None or self.closed is not None or now < self.starts.retry_at:
             return False
-        if self.size >= self.settings.max or self.core.processes >= self.limits.processes:
+        if self.size >= self.settings.max:
+            return False
+        if self.core.processes >= self.limits.processes:
+            if not self.size:
+                self.core.make_room()
             return False
         if self.starts.failures and (self.starting or self.spawning):
             return False  # one at a time, until one has done well
@@ -145,7 +149,7 @@ class Pool:
     def submit(self, work: Work, now: float) -> None:
         if self.closed is not None:
             self.core.policy.rehome(work, self.closed)
-        elif self.starts.broken and (refusal := self.starts.refusal(self.name, now)) is not None:
+        elif not self.held and (refusal := self.starts.refusal(self.name, now)) is not None:
             work.sink.refuse(work, refusal)
         elif self.held or self.queue.waits(work.tool):
             self._enqueue(work, now)
@@ -179,6 +183,9 @@ class Pool:
     def _place_alone(self, work: Work, now: float) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
         while (host := placing.idle_for(work.tool, self.ready, self.settings.max)) is not None:
+            if not host.quotes and host.last_caller not in (None, work.caller):
+                self.retire(host, "served another caller, and cannot be fenced")
+                continue
             if host is self.reserved:
                 self.reserved = None
             if work.count == 1:
@@ -284,6 +291,14 @@ class Pool:
         self.retire(host, reason)
         self.fill()
 
+    def spare(self) -> bool:
+        """Gives up an idle process that it does not have to keep, for a pool that has none."""
+        idle = (host for host in self.ready if not host.flight and not host.alone)
+        host = next(idle, None) if len(self.ready) > self.settings.min else None
+        if host is not None:
+            self.retire(host, "its place is needed elsewhere")
+        return host is not None
+
     def host_leaves(self, host: Host) -> None:
         """It is dying: nobody may be given to it."""
         self.starting.discard(host)
@@ -298,7 +313,7 @@ class Pool:
         self.core.processes -= 1
         now = time.monotonic()
         running, works = host.running(), host.abandon()
-        short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not host.asked_to_leave
+        short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not (host.asked_to_leave or host.blamed)
         if not works and (not host.lived or short) and self.closed is None:
             self._start_failed(host.obituary(), now)
         elif works:
@@ -329,6 +344,12 @@ class Pool:
     def _move(self, work: Work, now: float) -> None:
         """Back to the front of the queue: its toolhost died before it came to this."""
         work.trim()
+        if work.caller.gone():
+            work.sink.refuse(work, HUNG_UP)
+            return
+        if work.moves > RERUNS:
+            self.failed(work, Refusal(errors.UNAVAILABLE, f"{work.tool.name}: {self.last_reason}, again and again"))
+            return
         work.queued = 0.0
         work.moved = True
         if self.closed is not None:
@@ -393,6 +414,7 @@ class Pool:
     def _distrust(self, host: Host, tool: Tool, what: str, *, count: bool) -> None:
         """The tool is on probation; where no call ends badly for it, its breaker is told here."""
         self.counts["violation"] += 1
+        host.blamed = tool is not OURS
         self.last_reason = f"its toolhost {what}"
         tool.clean = PROBATION
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from broker.pool import process
 from broker.pool.process import Rlimits, SpawnError, Spec
 
 LIST_SECONDS = 10.0
+LOOK_SECONDS = 0.1
 LIST_BYTES = 16 * 1024 * 1024
 MB = 1024 * 1024
 AID = re.compile(r"AID(\.[A-Z][A-Z0-9_]*)+\.v[0-9]+")
@@ -89,6 +91,7 @@ class Program:
         self.binary = settings.binary or where.toolhost()
         self.source = plugin or self.binary  # what messages call it
         self.name = settings.name
+        self._given_up = threading.Event()
         self._plugin: Plugin | None = None
         if plugin is not None:
             source = Path(plugin).absolute()
@@ -108,11 +111,19 @@ class Program:
     def learn(self, log: Log) -> tuple[Spec, list[ToolInfo]]:
         """Copies the plugin and asks the toolhost for its tools. Blocking: not for the loop's thread."""
         arguments = (str(self._plugin.copy()),) if self._plugin else ()
-        tools = self._list(self._spec("--list", arguments, cpu=int(LIST_SECONDS)))
-        for tool in tools:
+        served = []
+        for tool in self._list(self._spec("--list", arguments, cpu=int(LIST_SECONDS))):
+            if tool.aid.startswith("_"):
+                raise ConfigError(f"{self.source}: {tool.aid!r} is no name for a tool: `_…` are the broker's own words")
             if self._plugin and not AID.fullmatch(tool.aid):
-                log.warning("tool's name is not an AID", aid=tool.aid, plugin=self.source)
-        return self._spec("--serve", arguments), tools
+                log.warning("tool left out: its name is not an AID, AID.<PART>….v<N>", aid=tool.aid, plugin=self.source)
+            else:
+                served.append(tool)
+        return self._spec("--serve", arguments), served
+
+    def give_up(self) -> None:
+        """Whatever `learn` is waiting for, it stops."""
+        self._given_up.set()
 
     def _spec(self, mode: str, arguments: tuple[str, ...], cpu: int = -1) -> Spec:
         extra = dict(self.settings.env)
@@ -134,7 +145,7 @@ class Program:
 
     def _list(self, spec: Spec) -> list[ToolInfo]:
         try:
-            output, words, ended = _run(spec, LIST_SECONDS)
+            output, words, ended = _run(spec, LIST_SECONDS, self._given_up)
         except SpawnError as error:
             raise ConfigError(f"toolhost {self.settings.name}: {error}") from None
         command = f"{self.binary} --list {self.source if self._plugin else ''}".strip()
@@ -161,7 +172,7 @@ def programs(settings: Config, private: Path) -> Iterator[Program]:
             yield Program(host, plugin, settings.limits, private)
 
 
-def _run(spec: Spec, seconds: float) -> tuple[bytes, str, str]:
+def _run(spec: Spec, seconds: float, given_up: threading.Event) -> tuple[bytes, str, str]:
     """Runs a command to its end: its output, its last words, and how it ended. Blocking."""
     child = process.spawn(spec)
     child.close_stdin()
@@ -173,8 +184,8 @@ def _run(spec: Spec, seconds: float) -> tuple[bytes, str, str]:
         poller.register(fd, select.POLLIN)
     ended = f"did not end within {seconds:g} s"
     try:
-        while (left := deadline - time.monotonic()) > 0 and len(output) <= LIST_BYTES:
-            ready = {fd for fd, _ in poller.poll(left * 1000)}
+        while (left := deadline - time.monotonic()) > 0 and len(output) <= LIST_BYTES and not given_up.is_set():
+            ready = {fd for fd, _ in poller.poll(min(left, LOOK_SECONDS) * 1000)}
             idle = True
             for fd in ready & collect.keys():
                 if data := os.read(fd, 65536):

@@ -31,6 +31,7 @@ class ServeRuntime:
         self._spec: Spec | None = None
         self._looked = -1  # at the plugin's file, in which round
         self._refreshing: asyncio.Task[None] | None = None
+        self._drained = False
 
     def start(self, spec: Spec) -> None:
         """From now on this is what runs; toolhosts of before finish what they have."""
@@ -72,9 +73,13 @@ class ServeRuntime:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
         try:
             spec, tools = await asyncio.to_thread(self.program.learn, self._log)
+            if self._drained:
+                return
             if self.on_tools is not None:
                 self.on_tools(tools)
         except Exception as error:  # a ConfigError says it well; anything else must not hold the calls either
+            if self._drained:
+                return
             self.problem = str(error) if isinstance(error, ConfigError) else repr(error)
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
             self._refreshing = None
@@ -97,6 +102,9 @@ class ServeRuntime:
         return any(pool.alive() for pool in self.pools.values())
 
     def drain(self, refusal: Refusal) -> None:
+        """For good: also a plugin that is being read will not be used."""
+        self._drained = True
+        self.program.give_up()
         for pool in self.pools.values():
             pool.drain(refusal)
 

@@ -4,9 +4,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -281,6 +283,112 @@ static void children_start_fenced_in_or_say_what_failed(void) {
     close(out[0]);
 }
 
+/* A peer that is a shell script; its pid, and a talk with it. */
+static tb_talk *talk_with(const char *script, size_t cap, const char *file, pid_t *pid, tb_peer *peer) {
+    int in[2], out[2], err[2];
+    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC)) abort();
+    char *argv[] = {"sh", "-c", (char *)script, NULL}, *envp[] = {NULL};
+    const tb_child child = {"/bin/sh", argv, envp, NULL, {in[0], out[1], err[1]}, 077, -1, -1, -1, -1, -1};
+    const char *step;
+    *pid = tb_spawn(&child, &step);
+    close(in[0]);
+    close(out[1]);
+    close(err[1]);
+    fcntl(in[1], F_SETFL, O_NONBLOCK);
+    fcntl(out[0], F_SETFL, O_NONBLOCK);
+    fcntl(err[0], F_SETFL, O_NONBLOCK);
+    *peer = (tb_peer){in[1], out[0], err[0], (int)syscall(SYS_pidfd_open, *pid, 0), cap, 16, file, {0}, -1};
+    if (file) {
+        CHECK(!tb_stamp(file, peer->stamp));
+        peer->watch = tb_watch(file);
+        CHECK(peer->watch >= 0);
+    }
+    return tb_talk_new(peer);
+}
+
+static void hang_up(tb_talk *t, pid_t pid, const tb_peer *peer) {
+    kill(-pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    tb_talk_free(t);
+    close(peer->in);
+    close(peer->out);
+    close(peer->err);
+    close(peer->death);
+    if (peer->watch >= 0) close(peer->watch);
+}
+
+static void a_talk_waits_for_all_replies(void) {
+    pid_t pid;
+    tb_peer peer;
+    size_t heard;
+    tb_talk *t = talk_with("echo hm >&2; exec cat", 1000, NULL, &pid, &peer);
+    const char two[] = "{\"a\":1}\n{\"b\":2}\n";
+    for (int i = 0; i < 100; i++) {
+        CHECK(tb_talk_say(t, two, sizeof two - 1, 2, "", 0, 5) == TB_TALK_DONE);
+        CHECK(tb_talk_taken(t)->lines == 2 && same(tb_talk_taken(t)->data, tb_talk_taken(t)->len, two));
+    }
+    const char fenced[] = "{\"x\":\"_fence.7\"}\n{\"a\":1}\n";
+    CHECK(tb_talk_say(t, fenced, sizeof fenced - 1, 1, "_fence.7", 8, 5) == TB_TALK_DONE);
+    CHECK(same(tb_talk_taken(t)->data, tb_talk_taken(t)->len, "{\"a\":1}\n"));
+    CHECK(tb_talk_say(t, two, sizeof two - 1, 3, "", 0, 0.05) == TB_TALK_LATE);
+    CHECK(tb_talk_taken(t)->lines == 2);
+    CHECK(same(tb_talk_heard(t, &heard), 3, "hm\n") && heard == 3);
+    const char junk[] = "junk\n";
+    CHECK(tb_talk_say(t, junk, sizeof junk - 1, 1, "", 0, 5) == TB_TALK_STOPPED);
+    CHECK(tb_talk_taken(t)->stopped == TB_REPLY_JUNK);
+    char *huge = malloc(200001);
+    memset(huge, 'x', 200000);
+    huge[200000] = '\n';
+    CHECK(tb_talk_say(t, huge, 200001, 1, "", 0, 5) == TB_TALK_STOPPED);
+    CHECK(tb_talk_taken(t)->stopped == TB_REPLY_OVERSIZE);
+    free(huge);
+    CHECK(tb_talk_say(t, two, sizeof two - 1, 2, "", 0, 5) == TB_TALK_DONE); /* and goes on */
+    hang_up(t, pid, &peer);
+}
+
+static void a_talk_notices_a_peer_that_is_gone_or_says_too_much(void) {
+    pid_t pid;
+    tb_peer peer;
+    size_t heard;
+    const char line[] = "{\"a\":1}\n";
+    signal(SIGPIPE, SIG_DFL);
+    tb_talk *t = talk_with("read x; echo \"$x\"; read x; echo oops >&2; exit 3", 1000, NULL, &pid, &peer);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_DONE);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_ENDED);
+    CHECK(same(tb_talk_heard(t, &heard), 5, "oops\n"));
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_GONE);
+    hang_up(t, pid, &peer);
+    t = talk_with("read x; echo \"$x\"; echo \"$x\"; sleep 60", 1000, NULL, &pid, &peer);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_DONE);
+    usleep(50000);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_UNASKED);
+    hang_up(t, pid, &peer);
+    t = talk_with("sleep 60 & exit", 1000, NULL, &pid, &peer); /* a grandchild holds the pipes */
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 30) == TB_TALK_ENDED);
+    hang_up(t, pid, &peer);
+    t = talk_with("exec 0<&-; sleep 60", 1000, NULL, &pid, &peer); /* it does not read: no SIGPIPE for us */
+    usleep(100000);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_ENDED);
+    hang_up(t, pid, &peer);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void a_talk_says_nothing_once_the_file_has_changed(void) {
+    pid_t pid;
+    tb_peer peer;
+    const char line[] = "{\"a\":1}\n";
+    char file[] = "/tmp/wire_test_XXXXXX", other[] = "/tmp/wire_test_XXXXXX";
+    close(mkstemp(file));
+    tb_talk *t = talk_with("exec cat", 1000, file, &pid, &peer);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_DONE);
+    close(mkstemp(other));
+    CHECK(!rename(other, file));
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_CHANGED);
+    CHECK(tb_talk_say(t, line, sizeof line - 1, 1, "", 0, 5) == TB_TALK_CHANGED);
+    hang_up(t, pid, &peer);
+    unlink(file);
+}
+
 int main(void) {
     lines_come_out_however_the_bytes_arrive();
     the_cap_is_exact_and_the_stream_goes_on();
@@ -292,6 +400,9 @@ int main(void) {
     a_fences_reply_comes_first_or_nothing_is_taken();
     a_line_that_is_not_wanted_is_dropped_to_its_end();
     children_start_fenced_in_or_say_what_failed();
+    a_talk_waits_for_all_replies();
+    a_talk_notices_a_peer_that_is_gone_or_says_too_much();
+    a_talk_says_nothing_once_the_file_has_changed();
     printf("%d checks, %d failures\n", checks, failures);
     return failures != 0;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from broker.ticket import Call
 
 if TYPE_CHECKING:
     from broker.faces.machina.listener import MachinaFace
+    from broker.policy.idempotency import Entry
     from broker.tokens import Token
 
 LINES_A_SCAN = 4096
@@ -58,6 +60,7 @@ class Connection:
         self._order = Order(self._outbox)
         self._unanswered = 0
         self._unanswered_bytes = 0.0
+        self._repeats: deque[tuple[Work, Entry]] = deque()  # hits that nobody has room for yet
         self._scheduled = False
         self._reading = True
         self._more = False  # the framer holds lines that have not been looked at
@@ -105,7 +108,7 @@ class Connection:
                     if kind == PLAIN:
                         self._plain(items, at, out, ids, now)
                     elif kind == BAD:
-                        self._bad(items, at, ids)
+                        self._bad(items, at, ids, lines)
                     elif kind == CLOSE:
                         self._end()
                     else:
@@ -125,12 +128,18 @@ class Connection:
         core.partial_bytes += pending - self._partial
         self._partial = pending
         bound = self.face.limits.queue_bytes
-        if pending >= LONG_READ and core.partial_bytes > bound and not self.ending:
-            text = f"lines of {bound} bytes in all are on their way (limits.queue_bytes)"
-            self._refuse_line(Refusal(errors.OVERLOADED, text, retry_after=1))
-            lib.tb_framer_drop(self._framer)
-            core.partial_bytes -= pending
-            self._partial = 0
+        if pending >= LONG_READ and core.partial_bytes > bound:
+            max(self.face.connections, key=lambda one: one._partial)._drop_line(bound)
+
+    def _drop_line(self, bound: int) -> None:
+        """It holds the most of what is on its way: it has to come again."""
+        if self.ending or self.closed:
+            return
+        text = f"lines of {bound} bytes in all are on their way, and this one holds the most (limits.queue_bytes)"
+        self._refuse_line(Refusal(errors.OVERLOADED, text, retry_after=1))
+        lib.tb_framer_drop(self._framer)
+        self._core.partial_bytes -= self._partial
+        self._partial = 0
 
     def _refuse_line(self, refusal: Refusal) -> None:
         """The line that is on its way is not waited for: this is its answer."""
@@ -191,7 +200,8 @@ class Connection:
             tool = self.face.registry[index]
             aid = tool.name
             try:
-                refusal = self._gate() or self._admit(tool, line, own_ids, members, slot, now)
+                refusal = self._gate() or self.face.dispatcher.rights(tool, self)
+                refusal = refusal or self._admit(tool, line, own_ids, members, slot, now)
             except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
                 self.face.log.error("internal error", aid=aid, reason=repr(error))
                 refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
@@ -256,12 +266,13 @@ class Connection:
         """No more lines are taken from this caller."""
         self._end()
 
-    def _bad(self, items: list[int], at: int, ids: Any) -> None:
+    def _bad(self, items: list[int], at: int, ids: Any, lines: Any) -> None:
         ids_len = items[at + IDS_LEN]
         own_ids = ffi.buffer(ids + items[at + IDS], ids_len)[:] if ids_len else None
         refusal = problem_of(items[at + PROBLEM], items[at + MEMBER], self.face.limits)
+        aid = Members(items, at + SPANS, lines).text(lib.TB_AID) or None
         self._count(1, 0)
-        self.answer(own_ids, refusal.line(None, own_ids))
+        self.answer(own_ids, refusal.line(aid, own_ids))
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -275,6 +286,28 @@ class Connection:
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         self._settle(work.slot, lines, count)
+
+    def repeat(self, work: Work, entry: Entry) -> None:
+        """Hits cost nothing to ask for, so they are written only as fast as they are read."""
+        if not self._repeats and not self._stuffed(work):
+            self._settle(work.slot, entry.hit(work.ids), 1)
+        else:
+            self._repeats.append((work, entry))
+            self._unanswered_bytes += entry.size
+
+    def _repeat_more(self) -> None:
+        """What fits now: in order, but the one that all others wait for goes first."""
+        repeats = self._repeats
+        while repeats and not self.closed:
+            at = 0
+            if self._stuffed(repeats[0][0]):
+                first = self._order.first
+                at = next((i for i, (work, _) in enumerate(repeats) if first is not None and work.slot is first), -1)
+                if at < 0 or self._stuffed(repeats[at][0]):
+                    return
+            work, entry = repeats[at]
+            del repeats[at]
+            self._settle(work.slot, entry.hit(work.ids), 1)
 
     def refuse(self, work: Work, refusal: Refusal) -> None:
         if self.closed:
@@ -301,6 +334,9 @@ class Connection:
         if self.closed:
             return
         self._outbox.flush()
+        if self._repeats:
+            self._repeat_more()
+            self._outbox.flush()
         self._turn()
 
     # --- flow -------------------------------------------------------------------------------------------------------
@@ -311,8 +347,14 @@ class Connection:
             self._unanswered >= limits.connection_calls
             or self._unanswered_bytes >= limits.connection_bytes
             or self._outbox.size + self._order.held > OUTBOX_HIGH
-            or (self._unanswered > 0 and self._core.queued_bytes + self._waiting.size >= limits.queue_bytes)
+            or self._fills_the_queue(limits.queue_bytes)
         )
+
+    def _fills_the_queue(self, most: int) -> bool:
+        """The queue of all is full, and more than a fair share of it is this caller's."""
+        if self._core.queued_bytes + self._waiting.size < most:
+            return False
+        return self._unanswered > 0 and self._unanswered_bytes * len(self.face.connections) >= most
 
     def _pause(self) -> None:
         if self._reading:
@@ -326,7 +368,10 @@ class Connection:
         if self.ending:
             if not self._unanswered and not self._outbox.size:
                 self.close()
-        elif self._choked():
+        elif self.face.dispatcher.draining and not self._unanswered and not self._outbox.size:
+            self._take_what_is_here()  # one last look, so that nobody is left without a word
+            self._end()
+        elif self._choked() and not self.face.dispatcher.draining:
             self._pause()
         elif not self._reading:
             if self._more:
@@ -343,6 +388,9 @@ class Connection:
             self._core.flush()
 
     def _on_drained(self) -> None:
+        if self._repeats and not self._scheduled:
+            self._scheduled = True
+            self._core.dirty.append(self)
         self._turn()
         self.face.on_room()
 
@@ -372,13 +420,21 @@ class Connection:
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
     def drain(self) -> None:
-        """The broker stops: lines that are already here are refused, then the connection ends when all is answered."""
+        """The broker stops: whatever is or comes here is refused, until all that ran is answered."""
+        self._take_what_is_here()
+        self._loop.call_soon(self._turn_if_open)
+
+    def _take_what_is_here(self) -> None:
         self._take_lines()
         for _ in range(READS_AT_THE_END):
-            if self.ending or self.closed or lib.tb_framer_read(self._framer, self._fd) <= 0:
-                break
+            if self.ending or self.closed:
+                return
+            got = lib.tb_framer_read(self._framer, self._fd)
+            if got == 0:
+                self._end()
+            if got <= 0:
+                return
             self._take_lines()
-        self._end()
 
     def gone(self) -> bool:
         return self.closed
@@ -388,6 +444,9 @@ class Connection:
         return not self._reading
 
     def full(self, work: Work) -> bool:
+        return self._stuffed(work) and not (work.ticket is not None and work.ticket.urgent)
+
+    def _stuffed(self, work: Work) -> bool:
         """Replies that wait for one in front of them hold back everybody's work but that one's."""
         if self._outbox.size > OUTBOX_HIGH:
             return True
@@ -402,18 +461,19 @@ class Connection:
         self.closed = True
         self._pause()
         self._outbox.close()
+        self._repeats.clear()
         self._core.partial_bytes -= self._partial
         self._partial = 0
         self._order.clear()
         self._loop.call_soon(ffi.release, self._framer)  # not now: the lines at hand may be in it
-        if self.local or not self.ending:
+        if not self.ending or (self.local and not self.face.dispatcher.draining):
             self._sock.close()
         else:
             self._linger()
         self.face.hung_up(self)
 
     def _linger(self) -> None:
-        """TCP throws away what a caller has not read yet when we close on unread input: so its input is read away."""
+        """A close on unread input throws away what the caller has not read yet: so its input is read away."""
         sock, loop, fd = self._sock, self._loop, self._fd
 
         def over() -> None:

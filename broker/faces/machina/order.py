@@ -8,17 +8,18 @@ from broker.pool.outbox import Outbox
 class Slot:
     """A place in the order, for some replies in a row. Places are a chain; only the first may speak."""
 
-    __slots__ = ("_order", "chunks", "left", "next")
+    __slots__ = ("_order", "at", "chunks", "left", "next")
 
-    def __init__(self, order: Order, left: int) -> None:
+    def __init__(self, order: Order, at: int, left: int) -> None:
         self._order = order
+        self.at = at  # how many replies come before
         self.left = left
         self.chunks: list[bytes] = []
         self.next: Slot | None = None
 
     def split(self, count: int) -> Slot:
         """This place keeps the first `count` replies; the rest get a place right behind it."""
-        behind = Slot(self._order, self.left - count)
+        behind = Slot(self._order, self.at + count, self.left - count)
         self.left = count
         behind.next, self.next = self.next, behind
         if self._order.last is self:
@@ -27,17 +28,19 @@ class Slot:
 
 
 class Order:
-    __slots__ = ("_outbox", "first", "held", "last")
+    __slots__ = ("_next", "_outbox", "first", "held", "last")
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self.first: Slot | None = None
         self.last: Slot | None = None
         self.held = 0  # bytes of replies that wait for those in front of them
+        self._next = 0
 
     def place(self, count: int) -> Slot:
         """The next place in the order, for `count` replies."""
-        slot = Slot(self, count)
+        slot = Slot(self, self._next, count)
+        self._next += count
         if self.last is None:
             self.first = slot
         else:
@@ -51,6 +54,7 @@ class Order:
             self._outbox.put(lines)
             return
         slot.left -= count
+        slot.at += count
         if slot is self.first:
             self._outbox.put(lines)
             if not slot.left:
