@@ -34,13 +34,18 @@ def room(host: Host | None, tool: Tool) -> int:
     return max(0, window(tool) - host.inflight)
 
 
+def foreign(host: Host, caller: Caller) -> bool:
+    """It cannot be fenced, and has served somebody else: what it says next might be meant for that one."""
+    return not host.quotes and host.last_caller is not None and host.last_caller is not caller
+
+
 def least_busy(ready: Sequence[Host], reserved: Host | None, caller: Caller | None) -> Host | None:
     """Callers share a toolhost only where fences can be put between them."""
     best = None
     for host in ready:
         if host.alone or host is reserved:
             continue
-        if not host.quotes and caller is not None and host.last_caller not in (None, caller):
+        if caller is not None and foreign(host, caller):
             continue
         if not host.inflight:
             return host

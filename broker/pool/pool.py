@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from broker import errors
 from broker.config import Limits, Toolhost
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Judge, Tool, Work
+from broker.model import HUNG_UP, Caller, Judge, Tool, Work
 from broker.observe.log import Log
 from broker.policy.admission import Lane, Queue
 from broker.policy.starts import Starts
@@ -171,6 +171,7 @@ class Pool:
             host = placing.least_busy(self.ready, self.reserved, work.caller)
             room = placing.room(host, tool)
             if host is None or not room:
+                self._replace_foreign(work.caller)
                 return False
             if room >= work.count:
                 host.send(work, now)
@@ -183,8 +184,8 @@ class Pool:
     def _place_alone(self, work: Work, now: float) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
         while (host := placing.idle_for(work.tool, self.ready, self.settings.max)) is not None:
-            if not host.quotes and host.last_caller not in (None, work.caller):
-                self.retire(host, "served another caller, and cannot be fenced")
+            if placing.foreign(host, work.caller):
+                self._replace_foreign(work.caller)
                 continue
             if host is self.reserved:
                 self.reserved = None
@@ -193,6 +194,14 @@ class Pool:
                 return True
             host.send_alone(work.take(1), now)
         return False
+
+    def _replace_foreign(self, caller: Caller) -> None:
+        """A toolhost that cannot be fenced serves one caller: the next one gets another process."""
+        for host in self.ready:
+            if not host.flight and placing.foreign(host, caller):
+                self.retire(host, "served another caller, and cannot be fenced")
+                self.fill()
+                return
 
     def pump(self, now: float) -> None:
         """Gives waiting calls what room there is, each tool and each caller in turn."""
