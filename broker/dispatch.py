@@ -21,8 +21,9 @@ from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.registry import Registry
-from broker.ticket import OWN_ERROR, SPLICE_ROOM, Call, Follower, Ticket
+from broker.ticket import OWN_ERROR, Call, Follower, Ticket
 
+SPLICE_ROOM = 4096  # what we write into a line; our toolhost leaves this much room
 PROBE_SECONDS = 1.0  # what those who come while a probe is on its way are told to wait
 
 
@@ -68,7 +69,7 @@ class Dispatcher:
         refusal = self.rights(call.tool, caller)
         if refusal is not None:
             return refusal
-        if len(call.lines) > self.limits.request_bytes + SPLICE_ROOM:
+        if self.is_too_large(call.lines):
             return self.too_large("the call, written as a toolhost reads it,")
         state = None
         if call.ds_state is not None:
@@ -144,6 +145,11 @@ class Dispatcher:
                 return None
         self.audit.write("lease_rejected", caller.principal, tool.name, tool.tier, token, reason=reason)
         return Refusal(errors.LEASE_REJECTED, "lease_rejected", reason=reason)
+
+    def is_too_large(self, lines: bytes) -> bool:
+        """Neither what we write into a line nor the escapes of `inputs` that became a string count."""
+        most = self.limits.request_bytes + SPLICE_ROOM
+        return len(lines) > most and len(lines) - lines.count(b"\\") > most
 
     def too_large(self, what: str) -> Refusal:
         return Refusal(errors.TOO_LARGE, f"{what} is over {self.limits.request_bytes} bytes (limits.request_bytes)")

@@ -216,6 +216,8 @@ class Broker:
             )
         self.face.stop_accepting()
         self.dispatcher.draining = True
+        for runtime in self.runtimes:
+            runtime.program.give_up()
         refusal = self.dispatcher.refusal()
         assert refusal is not None
         for pool in self.pools():

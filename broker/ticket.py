@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from broker.dispatch import Dispatcher
 
 OWN_ERROR = "the tool's own error"
-SPLICE_ROOM = 4096  # what we write into a line does not count against its cap; our toolhost leaves this much room
 
 
 class Call(msgspec.Struct):
@@ -116,7 +115,7 @@ class Ticket:
         assert self._state is not None
         self._slots = sessions.applied(session.slots, self._state)
         lines = b"{" + sessions.written(self._slots) + b"," + self.call.lines[1:]
-        if len(lines) > self._dispatcher.limits.request_bytes + SPLICE_ROOM:
+        if self._dispatcher.is_too_large(lines):
             return self._dispatcher.too_large("the call with its session's state")
         session.busy = True
         self._session = session

@@ -252,11 +252,16 @@ def test_a_reply_line_may_have_one_megabyte_and_not_one_byte_more(shared):
     assert shared.counts().get("crash", 0) == 0
 
 
-def test_inputs_that_outgrow_the_cap_as_input_json_are_refused_and_named(shared):
+@pytest.mark.parametrize("piece", [b'\\"', b'","', b"x"])
+def test_inputs_may_fill_the_cap_though_they_grow_when_they_become_a_string(shared, piece):
+    head, tail = b'{"aid":"AID.DEMO.COUNTER.v1","inputs":{"x":["', b'"]}}'
+    room = 10 * MB - len(head) - len(tail)
+    body = piece * (room // len(piece))
     with shared.wire() as wire:
-        wire.send(b'{"aid":"AID.DEMO.ECHO.v1","inputs":{"x":"' + b'\\"' * (4 * MB) + b'"}}\n')
-        reply = wire.reply()
-        assert reply["type"] == "too_large"
+        for extra, kind in ((0, None), (len(piece), "too_large")):
+            filled = head + body + piece * (extra // len(piece)) + tail
+            wire.send(filled + b" " * (10 * MB - len(filled)) + b"\n")
+            assert wire.reply().get("type") == kind
         assert output(wire.ask(echo(1))) == {"n": 1}
 
 

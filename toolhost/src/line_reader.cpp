@@ -24,9 +24,19 @@ char* reserve(std::size_t bytes) {
 
 // Two bytes more than the cap tell a line that is too long from one that ends in \r\n exactly at it.
 LineReader::LineReader(int fd, std::size_t cap)
-    : fd_(fd), cap_(cap), capacity_(cap + 2 + kReadBytes), buffer_(reserve(capacity_ + kPadding)) {}
+    : fd_(fd), cap_(cap), capacity_(2 * cap + 2 + kReadBytes), buffer_(reserve(capacity_ + kPadding)) {}
 
 LineReader::~LineReader() { munmap(buffer_, capacity_ + kPadding); }
+
+bool LineReader::fits(std::size_t begin, std::size_t end) {
+    const std::size_t size = end - begin;
+    if (size <= cap_) return true;
+    const std::size_t from = std::max(counted_, begin);
+    if (from == begin) escapes_ = 0;
+    escapes_ += static_cast<std::size_t>(std::count(buffer_ + from, buffer_ + end, '\\'));
+    counted_ = end;
+    return size - escapes_ <= cap_ && size <= 2 * cap_;
+}
 
 LineReader::Next LineReader::next(Line& line) {
     for (;;) {
@@ -41,14 +51,14 @@ LineReader::Next LineReader::next(Line& line) {
         }
         line = {buffer_ + begin, line_end - begin};
         if (line.size > 0 && line.data[line.size - 1] == '\r') --line.size;
-        return line.size > cap_ ? Next::TooLong : Next::Line;
+        return fits(begin, begin + line.size) ? Next::Line : Next::TooLong;
     }
     scanned_ = end_;
     if (dropping_) {
         start_ = end_;
         return at_end_ ? Next::End : Next::NeedMore;
     }
-    if (end_ - start_ > cap_ + 1) {
+    if (end_ - start_ > cap_ + 1 && !fits(start_, end_ - 1)) {
         dropping_ = true;
         start_ = end_;
         return Next::TooLong;
@@ -57,8 +67,9 @@ LineReader::Next LineReader::next(Line& line) {
     if (start_ == end_) return Next::End;
     line = {buffer_ + start_, end_ - start_};  // an unterminated last line is a line
     start_ = end_;
+    const std::size_t begin = static_cast<std::size_t>(line.data - buffer_);
     if (line.data[line.size - 1] == '\r') --line.size;
-    return line.size > cap_ ? Next::TooLong : Next::Line;
+    return fits(begin, begin + line.size) ? Next::Line : Next::TooLong;
 }
 
 void LineReader::fill() {
@@ -66,6 +77,7 @@ void LineReader::fill() {
         std::memmove(buffer_, buffer_ + start_, end_ - start_);
         end_ -= start_;
         scanned_ -= start_;
+        counted_ = counted_ > start_ ? counted_ - start_ : 0;
         start_ = 0;
     }
     if (touched_ > kKeepBytes && end_ < kReadBytes) {
