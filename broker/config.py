@@ -81,6 +81,19 @@ class Toolhost(Struct, forbid_unknown_fields=True, kw_only=True):
     rerun: list[str] = []  # tools (globs) that are safe to run again when their toolhost died
 
 
+class OneShot(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[oneshot]]: a tool that is a command: started for each call, with the tool's name as its last argument."""
+
+    name: str
+    command: list[str]
+    cwd: str = ""
+    env: dict[str, str] = {}
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: limits.timeout_seconds
+    deterministic: bool = False
+    side_effects: list[str] = []
+    tags: list[str] = []
+
+
 class Idempotency(Struct, forbid_unknown_fields=True, kw_only=True):
     """[idempotency]: how long, and how many, results under a key are kept."""
 
@@ -125,6 +138,8 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     breaker: Breaker = msgspec.field(default_factory=Breaker)
     principal: list[Principal] = msgspec.field(default_factory=list)
     toolhost: list[Toolhost] = msgspec.field(default_factory=list)
+    oneshot: list[OneShot] = msgspec.field(default_factory=list)
+    alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
 
 TABLES: dict[str, type[Struct]] = {
@@ -231,7 +246,7 @@ def _alternatives(kind: type[Struct], key: str) -> str:
     return f"did you mean `{near[0]}`?" if near else "there are: " + ", ".join(kind.__struct_fields__)
 
 
-_SECTIONS: dict[str, type[Struct]] = {**TABLES, "toolhost": Toolhost, "principal": Principal}
+_SECTIONS: dict[str, type[Struct]] = {**TABLES, "toolhost": Toolhost, "oneshot": OneShot, "principal": Principal}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:

@@ -77,3 +77,7 @@ class Refusal:
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message names the file, the setting and what to do."""
+
+
+class MissingFile(ConfigError):
+    """It names a toolhost or a plugin that is not there."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from broker.policy.rights import Rights
 
 
+_encode = msgspec.json.Encoder().encode
+
 HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")  # what becomes of calls that nobody waits for
 
 
@@ -43,6 +45,7 @@ class Tool:
         "cost",
         "counts_errors",
         "failed",
+        "head",
         "index",
         "info",
         "name",
@@ -55,6 +58,7 @@ class Tool:
     def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float, breaker: Breaker) -> None:
         self.index = index
         self.name = info.aid
+        self.head = b'{"aid":' + _encode(info.aid) + b',"ds_state":{"slots":{}},"input_json":'  # of a plain call's line
         self.info = info
         self.tier = tier_of(info.aid, info.side_effects)
         self.breaker = breaker

@@ -30,6 +30,7 @@ class Registry:
     def __init__(self, breaker: BreakerSettings, enforce_leases: bool) -> None:
         self.strict = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
         self._tables: WeakKeyDictionary[Rights, Any] = WeakKeyDictionary()
+        self._plain: WeakKeyDictionary[Rights, dict[str, Tool]] = WeakKeyDictionary()
         self._enforce_leases = enforce_leases
         self._breaker = Settings(
             breaker.in_a_row,
@@ -86,11 +87,24 @@ class Registry:
                 self.gate(tool)
         return table
 
+    def plain_of(self, rights: Rights) -> dict[str, Tool]:
+        """The tools whose plain calls need no look, for callers with these rights. It changes with them."""
+        if rights not in self._plain:
+            self._plain[rights] = {}
+            for tool in self:
+                self.gate(tool)
+        return self._plain[rights]
+
     def gate(self, tool: Tool) -> None:
         """Plain calls need no look while the breaker is closed, no lease is asked for, and the caller has the right."""
         closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
         for rights, table in self._tables.items():
             lib.tb_tools_open(table, tool.index, not closed and rights.allow(tool))
+        for rights, plain in self._plain.items():
+            if not closed and rights.allow(tool):
+                plain[tool.name] = tool
+            else:
+                plain.pop(tool.name, None)
 
     def remove(self, tool: Tool) -> None:
         """Its calls in flight go on; nobody finds it any more."""
@@ -98,6 +112,8 @@ class Registry:
         self._tools[tool.index] = None
         for table in (self.strict, *self._tables.values()):
             _put(table, tool.name, -1)
+        for plain in self._plain.values():
+            plain.pop(tool.name, None)
 
     def calls(self) -> int:
         """Answered so far, by the tools that there are."""

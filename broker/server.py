@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import resource
-import shutil
 import signal
 import tempfile
 import time
@@ -30,8 +29,9 @@ from broker.pool.core import Core
 from broker.pool.janitor import Janitor
 from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
+from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
-from broker.runtimes.program import programs
+from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.serve import ServeRuntime
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
@@ -70,7 +70,7 @@ class Broker:
         self.rate = 0.0  # calls a second, recently
         self._rated = (self.started, 0)
         self.reload_config: Callable[[], Config] | None = None
-        self._private = _private_directory(_runtime_directory(socket))
+        self._private = private_directory(_runtime_directory(socket))
         self._spawner = Spawner()
         self._janitor: Janitor | None = None
         self._serving = False
@@ -114,7 +114,7 @@ class Broker:
 
     async def _warm(self) -> None:
         """Waits until each pool has one toolhost that answers, or has said why not."""
-        deadline = time.monotonic() + Pool.startup_seconds
+        deadline = time.monotonic() + STARTUP_SECONDS
         waiting = [pool for pool in self.pools() if pool.settings.min]
         while waiting and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
@@ -243,7 +243,7 @@ class Broker:
         self._spawner.stop()
         process.end_orphans()
         self.audit.close()
-        shutil.rmtree(self._private, ignore_errors=True)
+        remove_directory(self._private)
 
     async def _last_replies(self) -> None:
         """Callers that read get what is theirs."""
@@ -260,16 +260,6 @@ def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]]) -> Non
                 sources = f"one from {seen[tool.aid]}, one from {runtime.source}"
                 raise ConfigError(f"two tools are called {tool.aid}: {sources}")
             seen[tool.aid] = runtime.source
-
-
-def _private_directory(parent: Path) -> Path:
-    """For our copies of plugins. What a broker that was killed has left there is removed."""
-    for left in parent.glob("toolhost-plugins-*-*"):
-        pid = left.name.split("-")[2]
-        with contextlib.suppress(OSError):
-            if left.stat().st_uid == os.getuid() and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-                shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"toolhost-plugins-{os.getpid()}-", dir=parent))
 
 
 def _runtime_directory(socket: str) -> Path:

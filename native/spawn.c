@@ -65,8 +65,8 @@ __attribute__((noinline, noreturn)) static void in_child(const tb_child *c, pid_
     TRY("setpgid", setpgid(0, 0));
     TRY("PR_SET_PDEATHSIG", prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0));
     if (getppid() != parent) _exit(127); /* it died before the line above */
-    TRY("no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-    umask((mode_t)c->umask);
+    TRY("no_new_privs", c->fenced && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    if (c->fenced) umask(077);
     TRY("chdir", c->cwd && chdir(c->cwd));
     TRY("descriptors", place_descriptors(c));
     TRY("RLIMIT_CORE", limit(RLIMIT_CORE, 0));

@@ -76,6 +76,11 @@ void tb_talk_free(tb_talk *t) {
     free(t);
 }
 
+void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch) {
+    memcpy(t->peer.stamp, stamp, sizeof t->peer.stamp);
+    t->peer.watch = watch;
+}
+
 const tb_taken *tb_talk_taken(const tb_talk *t) { return &t->taken; }
 
 const char *tb_talk_heard(tb_talk *t, size_t *len) {
@@ -105,13 +110,9 @@ static int taking(tb_talk *t) {
     return take_more(t->framer, t->batch, t->replies, t->fence, t->fence_len, NULL, 0, t->peer.max_depth, &t->taken);
 }
 
-/* Reads what there is. GO_ON, or a value for the caller. */
-static int listen_once(tb_talk *t) {
+/* Takes what has been read. GO_ON, or a value for the caller. */
+static int digest(tb_talk *t) {
     const int32_t before = t->taken.lines;
-    const ssize_t n = tb_framer_read(t->framer, t->peer.out);
-    if (n == -EAGAIN) return GO_ON;
-    if (n == 0) return TB_TALK_ENDED;
-    if (n < 0) return n == -ECONNRESET ? TB_TALK_ENDED : (int)n;
     if (!t->skimming && taking(t)) return -ENOMEM;
     if (t->taken.stopped) {
         t->skimming = tb_framer_skipping(t->framer); /* of an oversize reply, the rest has to come by first */
@@ -120,6 +121,15 @@ static int listen_once(tb_talk *t) {
     if (t->taken.lines == t->replies) return TB_TALK_DONE;
     if (t->taken.lines > before) t->deadline = now() + t->seconds;
     return GO_ON;
+}
+
+/* Reads what there is. GO_ON, or a value for the caller. */
+static int listen_once(tb_talk *t) {
+    const ssize_t n = tb_framer_read(t->framer, t->peer.out);
+    if (n == -EAGAIN) return GO_ON;
+    if (n == 0) return TB_TALK_ENDED;
+    if (n < 0) return n == -ECONNRESET ? TB_TALK_ENDED : (int)n;
+    return digest(t);
 }
 
 /* The peer is dead: what it had said before is still in the pipe. */
@@ -167,6 +177,10 @@ static int say_some(tb_talk *t) {
 }
 
 int tb_talk_wait(tb_talk *t) {
+    if (tb_framer_pending(t->framer)) {
+        const int verdict = digest(t);
+        if (verdict != GO_ON) return verdict;
+    }
     for (;;) {
         struct pollfd fds[4];
         nfds_t count = 1;
@@ -221,18 +235,19 @@ int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const
         t->looked = begin;
         t->deadly_pipes = !sigaction(SIGPIPE, NULL, &act) && act.sa_handler == SIG_DFL;
     }
-    if (t->peer.file && changed(t, rarely)) return TB_TALK_CHANGED;
-    const int verdict = quiet(t);
-    if (verdict) return verdict;
     buffer_clear(&t->batch->out, 2 * BATCH_KEEP);
     t->data = data;
-    t->left = len;
+    t->left = 0;
     t->replies = replies;
     t->skimming = 0;
     t->fence = fence;
     t->fence_len = fence_len;
     t->seconds = seconds;
     t->deadline = begin + seconds;
+    if (t->peer.file && changed(t, rarely)) return TB_TALK_CHANGED;
+    const int verdict = quiet(t);
+    if (verdict) return verdict;
+    t->left = len;
     const int said = say_some(t);
     return said == GO_ON ? tb_talk_wait(t) : said;
 }

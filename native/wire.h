@@ -163,7 +163,7 @@ enum {
     TB_TALK_ENDED,       /* the peer is gone; whatever it had said is taken */
     TB_TALK_INTERRUPTED, /* a signal: let its handler run, then tb_talk_wait */
     TB_TALK_GONE,        /* nothing was sent: the peer had ended before */
-    TB_TALK_UNASKED,     /* nothing was sent: the peer had said something that nobody asked for */
+    TB_TALK_UNASKED,     /* nothing was sent: the peer had said something that nobody asked for (tb_talk_wait takes it) */
     TB_TALK_CHANGED,     /* nothing was sent: the file is another one now */
 };
 
@@ -173,7 +173,8 @@ void tb_talk_free(tb_talk *t);
  * `fence` must stay until the answer is not TB_TALK_INTERRUPTED. A value above, or -errno. */
 int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const char *fence, size_t fence_len,
                 double seconds);
-int tb_talk_wait(tb_talk *t);
+int tb_talk_wait(tb_talk *t); /* goes on: after a signal, or past a line that TB_TALK_STOPPED at */
+void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch); /* the file may be what it is now */
 const tb_taken *tb_talk_taken(const tb_talk *t); /* so far; valid until the next tb_talk_say */
 const char *tb_talk_heard(tb_talk *t, size_t *len); /* the end of what came through `err` */
 /* When a file was changed (contents, then inode; ns), its size and its inode. 0, or -errno. */
@@ -189,7 +190,7 @@ typedef struct {
     char *const *envp;
     const char *cwd;      /* NULL: ours */
     int fds[3];           /* become 0, 1, 2; everything else is closed */
-    uint32_t umask;
+    int fenced;           /* no new privileges, and nobody else may read what it writes (umask 077) */
     int64_t limit_as;     /* bytes, and so on; negative: as ours */
     int64_t limit_fsize;
     int64_t limit_nofile;

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from broker import config, where
+from broker import config, toolhosts, where
 from broker.cli.common import fail, subcommand
-from broker.config import Config, Loaded, Toolhost
+from broker.config import Config, Loaded
 from broker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,49 +53,8 @@ def load(arguments: argparse.Namespace) -> Loaded:
         ("server", "insecure"): arguments.insecure,
     }
     loaded = config.load(arguments.config, flags, os.environ)
-    hosts = loaded.config.toolhost
-    binary = arguments.toolhost or os.environ.get("MACHINA_TOOLHOST_BIN", "")
-    if arguments.plugin or arguments.toolhost:
-        name = os.path.basename(binary) if binary else "toolhost"
-        added = Toolhost(name=_free_name(name, hosts), binary=binary, plugins=arguments.plugin or [])
-        added.min = _pool_size(added.min)
-        added.max = max(added.min, added.max)
-        hosts.append(added)
-        loaded.origins[f"toolhost.{added.name}"] = "flags"
-    elif not hosts:
-        hosts.append(Toolhost(name="demo", plugins=[where.demo_plugin()]))
-        loaded.origins["toolhost.demo"] = "nothing configured, so the demo tools"
-    for host in hosts:
-        _check_files(host, loaded)
+    toolhosts.add(loaded, arguments.plugin or [], arguments.toolhost, os.environ)
     return loaded
-
-
-def _pool_size(usual: int) -> int:
-    text = os.environ.get("MACHINA_TOOLHOST_POOL_SIZE") or str(usual)
-    if not text.isdecimal():
-        raise ConfigError(f"MACHINA_TOOLHOST_POOL_SIZE={text!r}: expected a whole number")
-    return int(text)
-
-
-def _free_name(name: str, hosts: list[Toolhost]) -> str:
-    taken = {host.name for host in hosts}
-    return next(candidate for candidate in (name, *(f"{name}-{i}" for i in range(2, 99))) if candidate not in taken)
-
-
-def _check_files(host: Toolhost, loaded: Loaded) -> None:
-    by_flag = loaded.origins.get(f"toolhost.{host.name}") == "flags"
-    binary = host.binary or where.toolhost()
-    named = "--toolhost" if by_flag else f"{loaded.file}: toolhost {host.name}: binary"
-    if not os.path.isfile(binary):
-        raise ConfigError(f"{named} {binary} does not exist; build it, or name another")
-    if not os.access(binary, os.X_OK):
-        raise ConfigError(f"{named} {binary} is not executable; chmod +x it")
-    named = "--plugin" if by_flag else f"{loaded.file}: toolhost {host.name}: plugin"
-    for plugin in host.plugins:
-        if not os.path.isfile(plugin):
-            raise ConfigError(f"{named} {plugin} does not exist; is the path right, and is it built?")
-    if host.cwd and not os.path.isdir(host.cwd):
-        raise ConfigError(f"{loaded.file}: toolhost {host.name}: cwd {host.cwd} is not a directory")
 
 
 def run(arguments: argparse.Namespace) -> int:

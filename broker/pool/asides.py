@@ -73,27 +73,31 @@ class _Issued(msgspec.Struct):
     error: str = ""
 
 
+def issue_line(tool: Tool) -> bytes:
+    return msgspec.json.encode({"aid": "_lease.issue", "tool_aid": tool.name, "tier": tool.tier}) + b"\n"
+
+
+def issued(line: bytes) -> tuple[str, str]:
+    """The token in a toolhost's answer to that, or else its error."""
+    try:
+        reply = msgspec.json.decode(line, type=_Issued)
+    except msgspec.ValidationError as error:
+        return "", str(error)
+    return reply.token_id, reply.error
+
+
 class Permit(Aside):
     """Asks a toolhost that enforces leases on its own for the one that a call needs. Our gates have let it pass."""
 
-    def __init__(self, call: Work, seconds: float, issued: Callable[[Work, str, str], None]) -> None:
+    def __init__(self, call: Work, seconds: float, passed: Callable[[Work, str, str], None]) -> None:
         self.held = call
-        line = msgspec.json.encode({"aid": "_lease.issue", "tool_aid": call.tool.name, "tier": call.tool.tier}) + b"\n"
-
-        def answered(lines: bytes) -> None:
-            try:
-                reply = msgspec.json.decode(lines, type=_Issued)
-            except msgspec.ValidationError as error:
-                reply = _Issued(error=str(error))
-            issued(call, reply.token_id, reply.error)
-
-        super().__init__(line, seconds, answered)
+        super().__init__(issue_line(call.tool), seconds, lambda lines: passed(call, *issued(lines)))
         self.work.suspect = call.tool
 
 
-def with_token(call: Work, token: str) -> bytes:
-    """The call's line as this toolhost wants it. The call itself stays as it is: another toolhost has other tokens."""
-    return b'{"_lease_token":' + msgspec.json.encode(token) + b"," + call.lines[1:]
+def with_token(line: bytes, token: str) -> bytes:
+    """A call's line as this toolhost wants it. (Another toolhost has other tokens.)"""
+    return b'{"_lease_token":' + msgspec.json.encode(token) + b"," + line[1:]
 
 
 class _Refused(msgspec.Struct):

@@ -15,16 +15,14 @@ from broker.model import Caller, Tool, Work
 from broker.pool import verdicts
 from broker.pool.asides import OURS, Aside, Fence, Permit, asks_for_a_lease, fence_line, fence_name, with_token
 from broker.pool.outbox import Outbox
+from broker.pool.rules import MOST_STRANGERS, NEWCOMER_CALLS, STARTUP_SECONDS, learn
 
 if TYPE_CHECKING:
     from broker.pool.pool import Pool
     from broker.pool.process import Process
 
-NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhost
-PROBATION = -17  # where a tool's count goes on after it broke the protocol
 QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which line it answers
 SLOW_SECONDS = 0.001  # a call that takes longer is never in front of another
-MOST_STRANGERS = 64  # lines that nobody asked for, before a toolhost is given up
 READS_BEFORE_LATE = 64
 GRACE_SECONDS = 2.0  # between the end of its input and SIGKILL
 
@@ -93,7 +91,7 @@ class Host:
         loop.add_reader(process.stdout, self._on_replies)
         loop.add_reader(process.stderr, self._on_stderr)
         loop.add_reader(process.pidfd, self._on_exit)
-        self._ask(Fence(pool.startup_seconds, OURS, self._alive), now)
+        self._ask(Fence(STARTUP_SECONDS, OURS, self._alive), now)
 
     # --- work in ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class Host:
         """One call with a toolhost to itself."""
         self.alone = True
         if self.pool.asks_leases and work.tool.tier:
-            self._ask(Permit(work, self.pool.startup_seconds, self._permitted), now)
+            self._ask(Permit(work, STARTUP_SECONDS, self._permitted), now)
         else:
             self.send(work, now)
 
@@ -163,7 +161,7 @@ class Host:
 
     def _permitted(self, call: Work, token: str, error: str) -> None:
         if token:
-            self.send(call, time.monotonic(), with_token(call, token))
+            self.send(call, time.monotonic(), with_token(call.lines, token))
         else:
             self.alone = False
             call.sink.refuse(call, verdicts.no_lease(call.tool.name, error))
@@ -253,7 +251,7 @@ class Host:
     def _progress(self, first: Work | None, last: Work | None, answered: int, now: float) -> None:
         """Time moves on: what a call costs, when the next one is late, who may come in."""
         if first is not None and first is last:
-            _learn(first.tool, (now - self.mark) / answered)
+            learn(first.tool, (now - self.mark) / answered)
         self.mark = now
         if self.flight:
             self._arm(now)
@@ -262,7 +260,7 @@ class Host:
         elif last is not None:
             if self.alone and (last.tool.clean < NEWCOMER_CALLS or not self.pool.settings.pipeline):
                 if self.quotes:
-                    self._ask(Fence(self.pool.startup_seconds, last.tool, self._proved), now)
+                    self._ask(Fence(STARTUP_SECONDS, last.tool, self._proved), now)
                 else:
                     self.loop.call_later(QUIET_SECONDS, self._quiet, last.tool)
             else:
@@ -444,12 +442,3 @@ class Host:
     def working(self) -> bool:
         """It has calls, not only lines of our own."""
         return any(work.tool is not OURS or isinstance(work.sink, Permit) for work in self.flight)
-
-
-def _learn(tool: Tool, sample: float) -> None:
-    """The cost follows quickly both ways; the best one falls at once and rises slowly."""
-    tool.cost = (tool.cost + sample) / 2 if tool.cost else sample
-    if not tool.best or sample < tool.best:
-        tool.best = sample
-    else:
-        tool.best += (sample - tool.best) / 16

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from broker.config import Toolhost
 from broker.model import Caller, Tool
-from broker.pool.host import NEWCOMER_CALLS, SLOW_SECONDS, Host
+from broker.pool.host import SLOW_SECONDS, Host
+from broker.pool.rules import NEWCOMER_CALLS
 
 WINDOW_SECONDS = 0.002  # of work in one toolhost's pipe
 WINDOW_LEAST, WINDOW_MOST = 2, 512  # two: waiting for a wake-up costs a machine that is busy more than the call

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import os
 import random
 import time
 from collections.abc import Hashable
@@ -22,20 +21,15 @@ from broker.policy.starts import Starts
 from broker.pool import placing, process, verdicts
 from broker.pool.asides import OURS
 from broker.pool.core import Core
-from broker.pool.host import PROBATION, Host
+from broker.pool.host import Host
 from broker.pool.process import Process, Spawner, SpawnError, Spec
+from broker.pool.rules import CPUS, JITTER, PATIENCE_SECONDS, PROBATION, SETTLED_SECONDS
 
-PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
-CPUS = len(os.sched_getaffinity(0))
 IDLE_ENOUGH = 0.15  # of the machine
-SETTLED_SECONDS = 5.0  # a toolhost that dies earlier without having done anything did not start well
-JITTER = 0.1
 RERUNS = 3
 
 
 class Pool:
-    startup_seconds = 10.0
-
     def __init__(self, name: str, settings: Toolhost, limits: Limits, core: Core, spawner: Spawner, log: Log) -> None:
         self.name = name
         self.settings = settings

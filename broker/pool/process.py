@@ -22,6 +22,7 @@ ENVIRONMENT_PREFIXES = ("MACHINA_",)
 # The broker's gates are in front: a toolhost that asked for a lease again would refuse what was allowed.
 WITHHELD = ("MACHINA_LEASE_ENFORCE", "MACHINA_BROKER_SOCKET")
 PIPE_BYTES = 1024 * 1024
+STOLEN = -1  # the status of a child that somebody else has reaped
 
 _births = threading.Lock()  # held from fork until the child is in `_ours`
 _ours: set[int] = set()  # started by us and not reaped yet
@@ -44,6 +45,7 @@ class Spec(NamedTuple):
     env: Mapping[str, str]
     cwd: str | None = None
     rlimits: Rlimits = Rlimits()
+    fenced: bool = True  # umask 077, no new privileges
 
 
 class SpawnError(Exception):
@@ -73,17 +75,21 @@ class Process:
         """True once it is dead; its group is killed before its pid is free for somebody else."""
         if self.status is not None:
             return True
-        dead = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if dead is None:
-            return False
-        self.kill()
-        _, self.status = os.waitpid(self.pid, 0)
+        try:
+            if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self.kill()
+            _, self.status = os.waitpid(self.pid, 0)
+        except ChildProcessError:  # the program that we live in has reaped it
+            self.status = STOLEN
         _ours.discard(self.pid)
         return True
 
     def how_it_ended(self) -> str:
         if self.status is None:
             return "is alive"
+        if self.status == STOLEN:
+            return "ended"
         if os.WIFSIGNALED(self.status):
             number = os.WTERMSIG(self.status)
             with contextlib.suppress(ValueError):
@@ -92,16 +98,16 @@ class Process:
         return f"exited with code {os.WEXITSTATUS(self.status)}"
 
     def close_stdin(self) -> None:
-        self.stdin = _closed(self.stdin)
+        self.stdin = closed(self.stdin)
 
     def close(self) -> None:
         self.close_stdin()
-        self.stdout = _closed(self.stdout)
-        self.stderr = _closed(self.stderr)
-        self.pidfd = _closed(self.pidfd)
+        self.stdout = closed(self.stdout)
+        self.stderr = closed(self.stderr)
+        self.pidfd = closed(self.pidfd)
 
 
-def _closed(fd: int) -> int:
+def closed(fd: int) -> int:
     if fd >= 0:
         os.close(fd)
     return -1
@@ -170,7 +176,7 @@ def _spawn(spec: Spec, fds: list[int]) -> int:
             "envp": c_envp,
             "cwd": cwd,
             "fds": fds,
-            "umask": 0o077,
+            "fenced": spec.fenced,
             "limit_as": spec.rlimits.address_space,
             "limit_fsize": spec.rlimits.file_size,
             "limit_nofile": spec.rlimits.descriptors,

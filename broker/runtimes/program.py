@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import select
+import shutil
 import tempfile
 import threading
 import time
@@ -42,23 +44,23 @@ class Plugin:
         self.source = source
         self._private = private
         self._pin = pin.lower() if pin else None
-        self._stamp: tuple[int, ...] = ()
+        self.stamp: tuple[int, ...] = (0, 0, 0, 0)  # as tb_stamp has it
 
     def changed(self) -> bool:
         """A file that is missing for a moment has not changed: the next one will."""
         try:
-            return self._look() != self._stamp
+            return self._look() != self.stamp
         except OSError:
             return False
 
     def _look(self) -> tuple[int, ...]:
         found = os.stat(self.source)
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def copy(self) -> Path:
         """Makes the private copy, named by its content, and checks the pin on what was copied."""
         try:
-            self._stamp = self._look()
+            self.stamp = self._look()
             content = self.source.read_bytes()
         except OSError as error:
             raise ConfigError(f"plugin {self.source} cannot be read: {error.strerror}") from None
@@ -92,10 +94,10 @@ class Program:
         self.source = plugin or self.binary  # what messages call it
         self.name = settings.name
         self._given_up = threading.Event()
-        self._plugin: Plugin | None = None
+        self.plugin: Plugin | None = None
         if plugin is not None:
             source = Path(plugin).absolute()
-            self._plugin = Plugin(source, private, settings.sha256.get(source.name))
+            self.plugin = Plugin(source, private, settings.sha256.get(source.name))
             if len(settings.plugins) > 1:
                 self.name = f"{settings.name}/{source.stem}"
 
@@ -106,16 +108,16 @@ class Program:
 
     def changed(self) -> bool:
         """The plugin's file is another one than when it was learned."""
-        return self._plugin is not None and self._plugin.changed()
+        return self.plugin is not None and self.plugin.changed()
 
     def learn(self, log: Log) -> tuple[Spec, list[ToolInfo]]:
         """Copies the plugin and asks the toolhost for its tools. Blocking: not for the loop's thread."""
-        arguments = (str(self._plugin.copy()),) if self._plugin else ()
+        arguments = (str(self.plugin.copy()),) if self.plugin else ()
         served = []
         for tool in self._list(self._spec("--list", arguments, cpu=int(LIST_SECONDS))):
             if tool.aid.startswith("_"):
                 raise ConfigError(f"{self.source}: {tool.aid!r} is no name for a tool: `_…` are the broker's own words")
-            if self._plugin and not AID.fullmatch(tool.aid):
+            if self.plugin and not AID.fullmatch(tool.aid):
                 log.warning("tool left out: its name is not an AID, AID.<PART>….v<N>", aid=tool.aid, plugin=self.source)
             else:
                 served.append(tool)
@@ -127,8 +129,8 @@ class Program:
 
     def _spec(self, mode: str, arguments: tuple[str, ...], cpu: int = -1) -> Spec:
         extra = dict(self.settings.env)
-        if self._plugin is not None:  # what stood beside the plugin is still found
-            beside = [str(self._plugin.source.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        if self.plugin is not None:  # what stood beside the plugin is still found
+            beside = [str(self.plugin.source.parent), os.environ.get("LD_LIBRARY_PATH", "")]
             extra.setdefault("LD_LIBRARY_PATH", ":".join(filter(None, beside)))
         if self.settings.capabilities is not None:
             extra["MACHINA_PLUGIN_CAPS"] = ",".join(self.settings.capabilities) or "0"
@@ -148,10 +150,10 @@ class Program:
             output, words, ended = _run(spec, LIST_SECONDS, self._given_up)
         except SpawnError as error:
             raise ConfigError(f"toolhost {self.settings.name}: {error}") from None
-        command = f"{self.binary} --list {self.source if self._plugin else ''}".strip()
+        command = f"{self.binary} --list {self.source if self.plugin else ''}".strip()
         said = f"; it said: {words}" if words else ""
         if not output:
-            hint = "" if self._plugin else "; does it need a plugin (--plugin)?"
+            hint = "" if self.plugin else "; does it need a plugin (--plugin)?"
             raise ConfigError(f"`{command}` {ended} and printed nothing{said}{hint}")
         try:
             listing = msgspec.json.decode(output, type=Listing)
@@ -161,6 +163,21 @@ class Program:
         if not listing.ok:
             raise ConfigError(f"`{command}` says: {listing.error}")
         return listing.tools
+
+
+def private_directory(parent: Path | None = None) -> Path:
+    """For our copies of plugins. What a broker that was killed has left there is removed."""
+    parent = parent or Path(tempfile.gettempdir())
+    for left in parent.glob("toolhost-plugins-*-*"):
+        pid = left.name.split("-")[2]
+        with contextlib.suppress(OSError):
+            if left.stat().st_uid == os.getuid() and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"toolhost-plugins-{os.getpid()}-", dir=parent))
+
+
+def remove_directory(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def programs(settings: Config, private: Path) -> Iterator[Program]:

@@ -261,7 +261,7 @@ static void children_start_fenced_in_or_say_what_failed(void) {
     const int null = open("/dev/null", O_RDWR);
     char *argv[] = {"sh", "-c", "ls /proc/self/fd | wc -l; umask; ulimit -n; echo $X", NULL};
     char *envp[] = {"X=seen", "PATH=/usr/bin:/bin", NULL};
-    tb_child child = {"/bin/sh", argv, envp, "/", {null, out[1], null}, 077, -1, -1, 64, -1, -1};
+    tb_child child = {"/bin/sh", argv, envp, "/", {null, out[1], null}, 1, -1, -1, 64, -1, -1};
     const char *step = NULL;
     const int pid = tb_spawn(&child, &step);
     CHECK(pid > 0);
@@ -288,7 +288,7 @@ static tb_talk *talk_with(const char *script, size_t cap, const char *file, pid_
     int in[2], out[2], err[2];
     if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC)) abort();
     char *argv[] = {"sh", "-c", (char *)script, NULL}, *envp[] = {NULL};
-    const tb_child child = {"/bin/sh", argv, envp, NULL, {in[0], out[1], err[1]}, 077, -1, -1, -1, -1, -1};
+    const tb_child child = {"/bin/sh", argv, envp, NULL, {in[0], out[1], err[1]}, 1, -1, -1, -1, -1, -1};
     const char *step;
     *pid = tb_spawn(&child, &step);
     close(in[0]);

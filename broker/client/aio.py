@@ -1,0 +1,245 @@
+"""An asyncio client (uvloop or not): one connection, any number of calls under way; a cancelled call is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from broker.client.failures import CallFailed, Forbidden, Timeout, Unavailable
+from broker.client.reply import Reply, decode, failed, read
+from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
+from broker.client.sync import LONGEST_CALL, PATIENCE_SECONDS, Lost
+
+
+class _Numbered(msgspec.Struct):
+    id: int | None = None
+    ok: bool | None = None  # events have none
+
+
+_numbered = msgspec.json.Decoder(_Numbered)
+
+
+class _Connection(asyncio.Protocol):
+    """Lines out, replies in, matched by their ids."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, asyncio.Future[bytes]] = {}
+        self.lost: Lost | None = None
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._searched = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._numbers = itertools.count(1)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._buffer[: end + 1])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            self._take(line)
+        self._searched = len(self._buffer)
+
+    def _take(self, line: bytes) -> None:
+        numbered = _numbered.decode(line)
+        if numbered.id is None:  # a word of farewell: it says why
+            self.lost = Lost(decode(line).error or "the broker has closed the connection", sent=True)
+            return
+        future = self.pending.pop(numbered.id, None)
+        if future is not None and not future.done():
+            future.set_result(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.lost = self.lost or Lost("the connection to the broker was lost", sent=True)
+        self._room.set()
+        for future in self.pending.values():
+            if not future.done():
+                future.set_exception(self.lost)
+        self.pending.clear()
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    async def ask(self, number: int, line: bytes, seconds: float) -> bytes:
+        await self._room.wait()
+        if self.lost is not None or self._transport is None:
+            raise Lost(str(self.lost), sent=False)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.pending[number] = future
+        self._transport.write(line)
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            raise Lost(f"the broker gave no answer within {seconds:g} s", sent=True, late=True) from None
+        finally:
+            self.pending.pop(number, None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class AsyncClient:
+    """Calls tools through a broker, from a coroutine.
+
+    >>> import asyncio
+    >>> from broker import AsyncClient
+    >>> async def main():
+    ...     async with AsyncClient(address) as tools:
+    ...         return (await tools.call("AID.DEMO.ECHO.v1", {"hello": "world"})).output
+    >>> asyncio.run(main())
+    {'hello': 'world'}
+
+    A call whose connection is lost is repeated only if nothing was sent, or if it has an idempotency key. One that is
+    cancelled may have run; its reply reaches nobody.
+    """
+
+    def __init__(self, address: Address | None = None, *, token: str = "", connect_timeout: float = 5.0) -> None:
+        self.address = find(address)
+        self._token = token
+        self._seconds = connect_timeout
+        self._session = secrets.token_hex(8)
+        self._connection: _Connection | None = None
+        self._connecting: asyncio.Lock | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            await asyncio.sleep(0)
+
+    async def call(
+        self,
+        aid: str,
+        inputs: Any = None,
+        *,
+        input_json: str | None = None,
+        timeout: float | None = None,
+        idempotency_key: str = "",
+        lease_token: str = "",
+        ds_state: Any = None,
+        session: str = "",
+    ) -> Reply:
+        """Runs a tool and returns its reply; raises a `CallFailed` that says what went wrong."""
+        text = input_text(inputs, input_json)
+        seconds = (LONGEST_CALL if timeout is None else timeout) + PATIENCE_SECONDS
+
+        async def once(connection: _Connection) -> bytes:
+            number = connection.number()
+            line = request_line(
+                aid,
+                text,
+                timeout=timeout,
+                idempotency_key=idempotency_key,
+                lease_token=lease_token,
+                ds_state=ds_state,
+                session=session or self._session,
+                number=number,
+            )
+            return await connection.ask(number, line, seconds)
+
+        return read(aid, await self._persist(aid, once, keyed=bool(idempotency_key)))
+
+    async def call_many(self, calls: Iterable[tuple[str, Any]]) -> list[Reply | CallFailed]:
+        """Runs (aid, inputs) pairs, all under way at once; results are in their order, failures among them."""
+
+        async def one(aid: str, inputs: Any) -> Reply | CallFailed:
+            try:
+                return await self.call(aid, inputs)
+            except CallFailed as failure:
+                return failure
+
+        return list(await asyncio.gather(*(one(aid, inputs) for aid, inputs in calls)))
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """What can be called, and what is known of it."""
+
+        async def once(connection: _Connection) -> bytes:
+            number = connection.number()
+            return await connection.ask(number, encode({"id": number, "aid": "_tools"}) + b"\n", PATIENCE_SECONDS)
+
+        line = await self._persist("_tools", once, keyed=True)
+        wire = decode(line)
+        if not wire.succeeded():
+            raise failed("_tools", wire, line)
+        tools: list[dict[str, Any]] = msgspec.json.decode(line)["tools"]
+        return tools
+
+    async def _persist(self, aid: str, once: Any, *, keyed: bool) -> bytes:
+        repeated = False
+        while True:
+            fresh = self._connection is None
+            try:
+                line: bytes = await once(await self._connected())
+                return line
+            except Lost as lost:
+                if not lost.late:
+                    self._drop()
+                if not lost.sent and not fresh:
+                    continue  # the connection had ended: nothing has happened
+                if not keyed or lost.late or repeated:
+                    kind = Timeout if lost.late else Unavailable
+                    text = f"{lost}; the call may have run" if lost.sent else str(lost)
+                    raise kind(aid, text, ran=lost.sent) from None
+                repeated = True
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.lost is None:
+            connection.close()
+
+    async def _connected(self) -> _Connection:
+        if self._closed:
+            raise Lost("this AsyncClient has been closed", sent=False)
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._connection is None or self._connection.lost is not None:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._seconds):
+                if isinstance(self.address, str):
+                    _, connection = await loop.create_unix_connection(_Connection, self.address)
+                else:
+                    _, connection = await loop.create_connection(_Connection, *self.address)
+        except OSError as error:  # TimeoutError is one
+            reason = error.strerror or str(error) or f"nothing within {self._seconds:g} s"
+            text = f"no broker answers at {words(self.address)}: {reason}; is `broker serve` running?"
+            raise Lost(text, sent=False) from None
+        if self._token:
+            number = connection.number()
+            line = b'{"id":%d,' % number + says_who(self._token)[1:]
+            reply = decode(await connection.ask(number, line, self._seconds))
+            if not reply.ok:
+                connection.close()
+                raise Forbidden("_auth", reply.error or "")
+        return connection

@@ -1,0 +1,194 @@
+"""A runtime whose calls are run by the threads that bring them: each has a toolhost to itself meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import get_ident
+
+from broker import errors
+from broker._native import lib
+from broker.errors import Refusal
+from broker.model import Caller, Judge, Ticket, Tool, Work
+from broker.pool import verdicts
+from broker.pool.asides import OURS, asks_for_a_lease, fence_line, fence_name, issue_line, issued, with_token
+from broker.pool.fleet import Fleet, Shared
+from broker.pool.process import Spec
+from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn
+from broker.pool.talking import CHANGED, DONE, ENDED, GONE, LATE, STOPPED, UNASKED, TalkingHost
+from broker.runtimes.program import Program
+
+AGAIN = Refusal(errors.UNAVAILABLE, "the plugin has been replaced; nothing was sent")  # the gates are asked again
+
+
+class Threads:
+    """One program's tools."""
+
+    def __init__(self, program: Program, spec: Spec, shared: Shared) -> None:
+        self.source = program.source
+        self.timeout = program.settings.timeout_seconds or program.limits.timeout_seconds
+        self.fleet = Fleet(program, spec, shared)
+        self._settings = program.settings
+        self._limits = program.limits
+        self._shared = shared
+        self._lock = shared.lock
+        self._log = shared.log
+        self._asks_leases = False  # its toolhosts enforce leases on their own
+
+    def submit(self, work: Work, now: float) -> None:
+        """The thread that brought the work runs it."""
+        work.caller.run_here(work, now)  # type: ignore[attr-defined]
+
+    def revise(self, judge: Judge, index: int | None = None) -> None:
+        self.fleet.revise(judge, index)
+
+    # --- a call -----------------------------------------------------------------------------------------------------
+
+    def run(self, tool: Tool, line: bytes, seconds: float, caller: Caller, ticket: Ticket | None) -> bytes | Refusal:
+        """The reply's line, or what went wrong. AGAIN: nothing was sent, and the tool may be another one now."""
+        while True:
+            host = self.fleet.take(tool, caller, ticket)
+            if isinstance(host, Refusal):
+                return host
+            try:
+                outcome = self._call(host, tool, line, seconds, ticket)
+            except BaseException:
+                self.fleet.drop(host, "was given up: its caller was interrupted")
+                raise
+            if outcome is not None:
+                return outcome
+
+    def _call(
+        self, host: TalkingHost, tool: Tool, line: bytes, seconds: float, ticket: Ticket | None
+    ) -> bytes | Refusal | None:
+        """None: nothing was sent, another toolhost may do better."""
+        if ticket is not None:
+            with self._lock:
+                ticket.handed_over()
+        if self._asks_leases and tool.tier:
+            permit = self._permit(host, tool)
+            if not isinstance(permit, str):
+                return permit
+            verdict, begin = self._ask(host, with_token(line, permit), seconds)
+        else:
+            verdict, begin = self._ask(host, line, seconds)
+        if verdict != DONE:
+            return self._not_answered(host, tool, seconds, verdict)
+        reply = host.reply()
+        succeeded = host.taken.succeeded
+        if not succeeded and tool.tier and not self._asks_leases and asks_for_a_lease(reply):
+            self._asks_leases = True
+            self._log.info("toolhost enforces leases, the broker gets them", pool=self.fleet.name)
+            return self._call(host, tool, line, seconds, None)
+        self._answered(host, tool, succeeded, begin)
+        return reply
+
+    def _ask(self, host: TalkingHost, line: bytes, seconds: float) -> tuple[int, float]:
+        """Behind a fence, if the call before was another thread's."""
+        fence = b""
+        thread = get_ident()
+        if host.thread != thread:
+            if host.thread and host.quotes:
+                fence = fence_name()
+                line = fence_line(fence) + line
+            host.thread = thread
+        begin = time.monotonic()
+        verdict = host.ask(line, seconds, fence)
+        if host.strangers and host.generation >= 0:
+            host.generation = -1  # it leaves after this
+            self._distrust(host, host.tool, verdicts.MORE_THAN_ONCE)
+        return verdict, begin
+
+    def _answered(self, host: TalkingHost, tool: Tool, succeeded: int, begin: float) -> None:
+        now = time.monotonic()
+        host.used = now
+        host.calls += 1
+        host.tool = tool
+        learn(tool, now - begin)
+        with self._lock:
+            self._shared.policy.answered(tool, 1, succeeded, now)
+        if tool.clean >= NEWCOMER_CALLS and self._settings.pipeline:
+            self.fleet.give(host)
+        elif not host.quotes:
+            tool.clean += 1
+            self.fleet.give(host)
+        else:
+            self._prove(host, tool)
+
+    def _prove(self, host: TalkingHost, tool: Tool) -> None:
+        """A newcomer has said what it had to say, no more."""
+        fence = fence_name()
+        verdict = host.ask(fence_line(fence), STARTUP_SECONDS)
+        if verdict == DONE and fence in host.reply():
+            tool.clean += 1
+            self.fleet.give(host)
+        elif verdict in (DONE, UNASKED):
+            self._violation(host, tool, verdicts.MORE_THAN_ONCE)
+        else:
+            self.fleet.died_idle(host)
+
+    def _permit(self, host: TalkingHost, tool: Tool) -> str | Refusal | None:
+        """A token of the toolhost's own."""
+        verdict, _ = self._ask(host, issue_line(tool), STARTUP_SECONDS)
+        if verdict == DONE:
+            token, error = issued(host.reply())
+            if token:
+                return token
+            self.fleet.give(host)
+            return verdicts.no_lease(tool.name, error)
+        if verdict in (CHANGED, GONE, UNASKED):
+            return self._not_answered(host, tool, STARTUP_SECONDS, verdict)
+        reason = self.fleet.drop(host, "did not answer when it was asked for a lease")
+        return self._failed(tool, verdicts.no_lease(tool.name, reason))
+
+    def _not_answered(self, host: TalkingHost, tool: Tool, seconds: float, verdict: int) -> Refusal | None:
+        if verdict == STOPPED:
+            return self._stopped(host, tool)
+        if verdict == LATE:
+            self.fleet.counts["timeout"] += 1
+            self.fleet.drop(host, "ran into a timeout")
+            return self._failed(tool, verdicts.timeout(tool.name, seconds))
+        if verdict == CHANGED:
+            self.fleet.changed(host)
+            return AGAIN
+        if verdict == UNASKED:
+            self._violation(host, host.tool, verdicts.MORE_THAN_ASKED)
+            return None
+        if verdict == GONE:
+            self.fleet.died_idle(host)
+            return None
+        self.fleet.counts["crash"] += 1
+        reason = "closed its output" if verdict == ENDED else f"cannot be talked to: {os.strerror(-verdict)}"
+        return self._failed(tool, verdicts.crash(tool.name, self.fleet.drop(host, reason)))
+
+    def _stopped(self, host: TalkingHost, tool: Tool) -> Refusal:
+        stopped = host.taken.stopped
+        if stopped == lib.TB_REPLY_OVERSIZE:
+            self.fleet.give(host)
+            return self._failed(tool, verdicts.oversize(tool.name, self._limits.reply_bytes))
+        what = "said far more than it was asked" if stopped == lib.TB_REPLY_STRANGER else host.junk()
+        self._distrust(host, tool, what, count=False)
+        self.fleet.drop(host, what)
+        return self._failed(tool, verdicts.bad_reply(tool.name, what))
+
+    def _failed(self, tool: Tool, refusal: Refusal) -> Refusal:
+        with self._lock:
+            tool.calls += 1
+            tool.failed += 1
+            self._shared.policy.failed(tool, refusal.text, time.monotonic())
+        return refusal
+
+    def _violation(self, host: TalkingHost, tool: Tool, what: str) -> None:
+        """It broke the protocol: what it says next could be anybody's."""
+        self._distrust(host, tool, what)
+        self.fleet.drop(host, what)
+
+    def _distrust(self, host: TalkingHost, tool: Tool, what: str, *, count: bool = True) -> None:
+        """The tool is on probation; where no call ends badly for it, its breaker is told here."""
+        self.fleet.counts["violation"] += 1
+        self.fleet.last_reason = f"its toolhost {what}"
+        tool.clean = PROBATION
+        self._log.warning("protocol violation", pool=self.fleet.name, aid=tool.name, pid=host.process.pid, reason=what)
+        if count and tool is not OURS:
+            with self._lock:
+                self._shared.policy.failed(tool, self.fleet.last_reason, time.monotonic())

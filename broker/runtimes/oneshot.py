@@ -1,0 +1,150 @@
+"""A process for each call: `<command> <tool>`, the request on its stdin, one JSON object on its stdout."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+import msgspec
+
+from broker import errors
+from broker.config import Limits
+from broker.config import OneShot as Settings
+from broker.errors import Refusal
+from broker.model import Caller, Judge, Policy, Ticket, Tool, ToolInfo, Work
+from broker.pool import process, verdicts
+from broker.pool.fleet import Shared
+from broker.pool.process import Process, SpawnError, Spec
+
+CHUNK = 65536
+LATE, TOO_LONG = "late", "too long"
+
+
+def describe(settings: Settings) -> ToolInfo:
+    effects, tags = tuple(settings.side_effects), tuple(settings.tags)
+    return ToolInfo(settings.name, settings.name, settings.deterministic, tags, effects)
+
+
+def run_command(settings: Settings, limits: Limits, aid: str, line: bytes, seconds: float) -> bytes | Refusal:
+    """The one object that it prints, or what went wrong. Blocking."""
+    command = (*settings.command, aid)
+    if not os.path.exists(command[0]):
+        return Refusal(errors.NOT_FOUND, f"{os.path.basename(command[0])} not found at {command[0]}")
+    environment = {**os.environ, **settings.env}
+    try:
+        child = process.spawn(Spec(command, environment, settings.cwd or None, fenced=False))
+    except SpawnError as error:
+        return Refusal(errors.NOT_FOUND, f"{aid}: {error}")
+    try:
+        output, said, ended = _converse(child, line, seconds, limits.reply_bytes)
+    finally:
+        child.kill()
+        while not child.reap():
+            time.sleep(0.0005)
+        child.close()
+    if ended == LATE:
+        return verdicts.timeout(aid, seconds)
+    if ended == TOO_LONG:
+        return verdicts.oversize(aid, limits.reply_bytes)
+    return _verdict(aid, child, output, said)
+
+
+class OneShot:
+    """A runtime without warm processes, whose calls are run by the threads that bring them."""
+
+    def __init__(self, settings: Settings, shared: Shared) -> None:
+        self.source = " ".join(settings.command)
+        self.timeout = settings.timeout_seconds or shared.limits.timeout_seconds
+        self._settings = settings
+        self._shared = shared
+
+    def submit(self, work: Work, now: float) -> None:
+        """The thread that brought the work runs it."""
+        work.caller.run_here(work, now)  # type: ignore[attr-defined]
+
+    def revise(self, judge: Judge, index: int | None = None) -> None:
+        """Nobody waits here."""
+
+    def run(
+        self,
+        tool: Tool,
+        line: bytes,
+        seconds: float,
+        caller: Caller,  # noqa: ARG002
+        ticket: Ticket | None,
+    ) -> bytes | Refusal:
+        shared = self._shared
+        if ticket is not None:
+            with shared.lock:
+                ticket.handed_over()
+        outcome = run_command(self._settings, shared.limits, tool.name, line, seconds)
+        with shared.lock:
+            count(shared.policy, tool, outcome)
+        return outcome
+
+
+def count(policy: Policy, tool: Tool, outcome: bytes | Refusal) -> None:
+    """What the breaker has to know of it."""
+    now = time.monotonic()
+    if isinstance(outcome, bytes):
+        policy.answered(tool, 1, 1, now)
+    elif outcome.ran:
+        tool.calls += 1
+        tool.failed += 1
+        policy.failed(tool, outcome.text, now)
+
+
+def _verdict(aid: str, child: Process, output: bytes, said: bytes) -> bytes | Refusal:
+    if child.status != 0:
+        words = [text.decode(errors="replace").strip() for text in (output, said)]
+        detail = "\n".join(filter(None, words)) or child.how_it_ended()
+        return Refusal(errors.CRASH, f"{aid}: its process {child.how_it_ended()}: {detail[-2000:]}")
+    first = output.strip().split(b"\n", 1)[0]
+    try:
+        if isinstance(msgspec.json.decode(first), dict):
+            return first + b"\n"
+    except msgspec.DecodeError:
+        pass
+    return verdicts.bad_reply(aid, verdicts.junk(first[:160]) if first else "printed nothing")
+
+
+def _converse(child: Process, line: bytes, seconds: float, most: int) -> tuple[bytes, bytes, str]:
+    """Its output, its last words, and why it was not waited for, if so. Ends with the process, not with its pipes."""
+    deadline = time.monotonic() + seconds
+    output, said, left = bytearray(), bytearray(), memoryview(line)
+    poller = select.poll()
+    for fd in (child.stdout, child.stderr, child.pidfd):
+        poller.register(fd, select.POLLIN)
+    poller.register(child.stdin, select.POLLOUT)
+    while (wait := deadline - time.monotonic()) > 0:
+        ready = {fd for fd, _ in poller.poll(wait * 1000 + 1)}
+        if child.stdin in ready:
+            left = _write(child, left, poller)
+        dry = True
+        for fd, kept in ((child.stdout, output), (child.stderr, said)):
+            if fd in ready:
+                data = os.read(fd, CHUNK)
+                kept += data
+                dry = dry and not data
+                if not data:
+                    poller.unregister(fd)
+        del said[: -verdicts.STDERR_KEPT]
+        if len(output) > most:
+            return bytes(output), bytes(said), TOO_LONG
+        if dry and child.pidfd in ready and child.reap():
+            return bytes(output), bytes(said), ""
+    return bytes(output), bytes(said), LATE
+
+
+def _write(child: Process, left: memoryview, poller: select.poll) -> memoryview:
+    try:
+        left = left[os.write(child.stdin, left) :]
+    except BlockingIOError:
+        return left
+    except OSError:  # it does not want to know
+        left = left[:0]
+    if not left:
+        poller.unregister(child.stdin)
+        child.close_stdin()
+    return left
