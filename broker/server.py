@@ -10,7 +10,7 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from broker import config, errors
@@ -47,7 +47,7 @@ class Broker:
         self.log = log
         self.core = Core(loop)
         self.registry = Registry(settings.breaker, settings.lease.enforce)
-        self.audit = Audit(settings.lease.audit or default_path(), log)
+        self.audit = Audit(settings.lease.audit or default_path(os.environ), log)
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.policy = self.dispatcher
@@ -64,6 +64,7 @@ class Broker:
             Control(self),
             self._hung_up,
             self._pump,
+            self._refreshed,
             self.door,
         )
         self.started = time.monotonic()
@@ -151,6 +152,11 @@ class Broker:
     def _hung_up(self, connection: Connection) -> None:
         for pool in self.pools():
             pool.forget(connection)
+
+    def _refreshed(self) -> Awaitable[object] | None:
+        """Plugins that are being read anew, if any; their files are looked at now."""
+        tasks = [task for runtime in self.runtimes if (task := runtime.refreshing()) is not None]
+        return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
 
     def _pump(self) -> None:
         now = time.monotonic()

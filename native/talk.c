@@ -244,7 +244,10 @@ int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const
     t->fence_len = fence_len;
     t->seconds = seconds;
     t->deadline = begin + seconds;
-    if (t->peer.file && changed(t, rarely)) return TB_TALK_CHANGED;
+    if (t->peer.file && changed(t, rarely)) {
+        t->looked = 0; /* until somebody trusts it, the next look is as thorough */
+        return TB_TALK_CHANGED;
+    }
     const int verdict = quiet(t);
     if (verdict) return verdict;
     t->left = len;

@@ -134,7 +134,7 @@ class Embedded:
         self._next_look = 0.0
         self._private = private_directory()
         registry = Registry(settings.breaker, settings.lease.enforce)
-        audit = Audit(settings.lease.audit or default_path(), self._log)
+        audit = Audit(settings.lease.audit or default_path(environ), self._log)
         self.dispatcher = Dispatcher(registry, settings, audit, lambda *later: self._deferred.append(later))
         self._shared.policy = self.dispatcher
         self.runtimes: list[Threads] = []
@@ -290,6 +290,9 @@ class Embedded:
         """A call that the policy has to look at."""
         self._here()
         caller = _Caller(self)
+        if self.dispatcher.registry.get(aid) is None:  # a plugin that has just been replaced may have it
+            for runtime in self.runtimes:
+                runtime.fleet.look_at_plugin()
         with self._lock:
             refusal = self.dispatcher.refusal()
             tool = self.dispatcher.registry.get(aid) or self._fall_back(aid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,6 @@ class Audit:
             os.close(self._fd)
 
 
-def default_path() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.environ.get("HOME", "/"), ".local", "state")
+def default_path(environ: Mapping[str, str]) -> str:
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     return os.path.join(state, "toolhost-broker", "audit.jsonl")

@@ -98,6 +98,7 @@ class Fleet:
         self._lock = shared.lock
         self._log = shared.log
         self._spec = spec
+        self._stamp = program.stamp()
         self._generation = 0
         self._hosts: set[TalkingHost] = set()
         self._leaving: dict[TalkingHost, float] = {}  # asked to leave, when
@@ -109,11 +110,14 @@ class Fleet:
     # --- who has which toolhost -------------------------------------------------------------------------------------
 
     def take(self, tool: Tool, caller: Caller, ticket: Ticket | None) -> TalkingHost | Refusal:
-        if not self._waiters:
+        while not self._waiters:
             try:
-                return self.idle.pop()
+                host = self.idle.pop()
             except IndexError:
-                pass
+                break
+            if host.generation == self._generation:
+                return host
+            self._retire(host)
         waiter = Waiter(tool, caller)
         waiter.work.ticket = ticket
         deadline = time.monotonic() + self.limits.queue_seconds
@@ -143,6 +147,8 @@ class Fleet:
                 with self._lock:
                     self._forget(waiter)
                 return waiter.outcome() or verdicts.overloaded(waiter.work.tool.name, self.limits.queue_seconds)
+            if self._leaving:
+                self._bury_leavers(now)
             if self._may_start(now, patient=patient):
                 self._start()
             else:
@@ -191,7 +197,7 @@ class Fleet:
 
     def _may_start(self, now: float, *, patient: bool) -> bool:
         with self._lock:
-            size = len(self._hosts) + self._starting
+            size = len(self._hosts) - len(self._leaving) + self._starting
             if now < self.starts.retry_at or size >= self.settings.max or self.closed is not None:
                 return False
             if self._shared.processes >= self.limits.processes or (self.starts.failures and self._starting):
@@ -204,16 +210,17 @@ class Fleet:
 
     def _start(self) -> None:
         """Starts one and waits until it answers; then whoever waits gets it."""
-        generation = self._generation
+        with self._lock:
+            spec, stamp, generation = self._spec, self._stamp, self._generation
         host = None
         reason = ""
         try:
-            child = self._shared.spawn(self._spec)
+            child = self._shared.spawn(spec)
             now = time.monotonic()
             if isinstance(child, SpawnError):
                 reason = str(child)
             else:
-                host = TalkingHost(child, self.program, self.limits, generation, now)
+                host = TalkingHost(child, self.program, self.limits, stamp, generation, now)
                 fence = fence_name()
                 verdict = host.ask(fence_line(fence), STARTUP_SECONDS)
                 if verdict == DONE:
@@ -245,8 +252,8 @@ class Fleet:
                 self._start_failed(reason)
             elif host is not None:
                 self._hosts.add(host)
-                self.idle.append(host)
-                self._serve()
+        if host is not None and not reason:
+            self.give(host)
 
     def _start_failed(self, reason: str) -> None:
         """With the lock."""
@@ -304,15 +311,10 @@ class Fleet:
         with self._lock:
             if now < self._next_look:
                 return
-            self._next_look = now + LOOK_SECONDS
-            gone = [h for h, since in self._leaving.items() if h.process.reap() or now - since > GRACE_SECONDS]
-            if self._leaving:
-                self._next_look = now + GRACE_SECONDS / 4
+            self._next_look = now + (GRACE_SECONDS / 4 if self._leaving else LOOK_SECONDS)
             self.starts.succeeded()
             idle, self.idle[:] = list(self.idle), []
-        for host in gone:
-            host.end()
-            self._bury(host)
+        self._bury_leavers(now)
         spare = len(self._hosts) - self.settings.min
         growth = self.settings.max_rss_growth_mb * 1024 * 1024
         for host in idle:
@@ -328,6 +330,16 @@ class Fleet:
         with self._lock:
             self._serve()
 
+    def _bury_leavers(self, now: float) -> None:
+        """Those who have left, and those who do not want to."""
+        with self._lock:
+            gone = [host for host, since in self._leaving.items() if host.process.reap() or now - since > GRACE_SECONDS]
+            for host in gone:
+                del self._leaving[host]
+        for host in gone:
+            host.end()
+            self._bury(host)
+
     # --- the plugin -------------------------------------------------------------------------------------------------
 
     def changed(self, host: TalkingHost) -> None:
@@ -336,8 +348,15 @@ class Fleet:
             if host.generation == self._generation and self.program.changed():
                 self._read_plugin()
             if host.generation == self._generation:
-                host.trust()
+                host.trust(self.program.stamp())
         self.give(host)
+
+    def look_at_plugin(self) -> None:
+        """Somebody has asked for a tool that nobody knows."""
+        if self.program.changed():
+            with self._reading_plugin:
+                if self.program.changed():
+                    self._read_plugin()
 
     def _read_plugin(self) -> None:
         try:
@@ -346,6 +365,7 @@ class Fleet:
                 if self.on_tools is not None:
                     self.on_tools(tools)
                 self._spec = spec
+                self._stamp = self.program.stamp()
                 self._generation += 1
                 self.starts = Starts()
                 self.problem = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 
 from broker._native import ffi, lib
 from broker.config import Limits
@@ -23,7 +24,9 @@ UNASKED, CHANGED = lib.TB_TALK_UNASKED, lib.TB_TALK_CHANGED
 class TalkingHost:
     """One toolhost process, and the conversation with it."""
 
-    def __init__(self, child: Process, program: Program, limits: Limits, generation: int, now: float) -> None:
+    def __init__(
+        self, child: Process, program: Program, limits: Limits, stamp: Sequence[int], generation: int, now: float
+    ) -> None:
         self.process = child
         self.generation = generation
         self.born = self.used = now
@@ -48,7 +51,7 @@ class TalkingHost:
             "cap": limits.reply_bytes,
             "max_depth": limits.depth,
             "file": self._file,
-            "stamp": self._plugin.stamp if self._plugin else (0, 0, 0, 0),
+            "stamp": tuple(stamp),
             "watch": self._watch,
         }
         talk = lib.tb_talk_new(peer)
@@ -56,9 +59,9 @@ class TalkingHost:
             raise MemoryError
         self.talk = ffi.gc(talk, lib.tb_talk_free)
         self.taken = lib.tb_talk_taken(talk)
-        self.trust()
+        self.trust(stamp)
 
-    def trust(self) -> None:
+    def trust(self, stamp: Sequence[int]) -> None:
         """The plugin's file is what it should be, or the best that there is: only a change from now on counts."""
         if self._plugin is None:
             return
@@ -66,7 +69,7 @@ class TalkingHost:
         source = str(self._plugin.source)
         if os.path.realpath(source) == source:  # a link may be turned elsewhere, and no watch sees that
             self._watch = max(-1, lib.tb_watch(self._file))
-        lib.tb_talk_trust(self.talk, ffi.new("int64_t[4]", self._plugin.stamp), self._watch)
+        lib.tb_talk_trust(self.talk, ffi.new("int64_t[4]", tuple(stamp)), self._watch)
 
     def ask(self, line: bytes, seconds: float, fence: bytes = b"") -> int:
         """One line, one reply. Signals get their turn; what stands before the fence is nobody's, and is dropped."""

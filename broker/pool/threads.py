@@ -10,6 +10,7 @@ from broker import errors
 from broker._native import lib
 from broker.errors import Refusal
 from broker.model import Caller, Judge, Ticket, Tool, Work
+from broker.policy.breaker import State
 from broker.pool import verdicts
 from broker.pool.asides import OURS, asks_for_a_lease, fence_line, fence_name, issue_line, issued, with_token
 from broker.pool.fleet import Fleet, Shared
@@ -18,7 +19,9 @@ from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn
 from broker.pool.talking import CHANGED, DONE, ENDED, GONE, LATE, STOPPED, UNASKED, TalkingHost
 from broker.runtimes.program import Program
 
-AGAIN = Refusal(errors.UNAVAILABLE, "the plugin has been replaced; nothing was sent")  # the gates are asked again
+AGAIN = Refusal(
+    errors.UNAVAILABLE, "nothing was sent"
+)  # the plugin or the breaker has changed: the gates are asked again
 
 
 class Threads:
@@ -50,6 +53,9 @@ class Threads:
             host = self.fleet.take(tool, caller, ticket)
             if isinstance(host, Refusal):
                 return host
+            if ticket is None and tool.breaker.state is not State.CLOSED:  # it has opened meanwhile
+                self.fleet.give(host)
+                return AGAIN
             try:
                 outcome = self._call(host, tool, line, seconds, ticket)
             except BaseException:

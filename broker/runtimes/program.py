@@ -106,6 +106,10 @@ class Program:
         """Two programs of one identity can stand in for each other."""
         return self.source, self.binary, msgspec.json.encode(self.settings)
 
+    def stamp(self) -> tuple[int, ...]:
+        """What the plugin's file was when it was learned."""
+        return self.plugin.stamp if self.plugin is not None else (0, 0, 0, 0)
+
     def changed(self) -> bool:
         """The plugin's file is another one than when it was learned."""
         return self.plugin is not None and self.plugin.changed()

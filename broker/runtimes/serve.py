@@ -69,6 +69,11 @@ class ServeRuntime:
             for pool in self.pools.values():
                 pool.held = True
 
+    def refreshing(self) -> asyncio.Task[None] | None:
+        """Whoever knows its tools only from before has to wait for this."""
+        self._look()
+        return self._refreshing
+
     async def _refresh(self) -> None:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
         try:

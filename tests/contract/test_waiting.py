@@ -80,6 +80,17 @@ def test_a_lease_that_came_with_the_call_opens_the_tool_as_it_is_now(start, tmp_
     assert broker.ask({"aid": A, "_lease_token": low})["reason"] == "lease tier too low"
 
 
+@pytest.mark.parametrize("more", [{}, {"id": 1, "idempotency_key": "k"}, {"ds_state": {"slots": {}}}])
+def test_a_tool_that_only_the_new_plugin_has_is_found_by_the_next_call(start, tmp_path, more):
+    broker = start(config=one(tmp_path))
+    with broker.wire() as wire:
+        assert wire.ask({"aid": "AID.NEW.v1"})["type"] == "not_found"
+        listing(tmp_path / "tools.json", A=[], NEW=[])
+        wire.send({"aid": "AID.NEW.v1", **more}, {"aid": A})
+        assert all(reply["ok"] for reply in wire.replies(2))
+        assert wire.ask({"aid": B})["type"] == "not_found"
+
+
 def test_a_plugin_that_brings_a_name_which_is_taken_changes_nothing(start, tmp_path, where):
     broker = start(config=one(tmp_path) + toolhost("d", where["demo_plugin"]))
     text = (tmp_path / "tools.json").read_text().replace(A, "AID.DEMO.ECHO.v1")

@@ -6,7 +6,8 @@ import select
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -38,6 +39,17 @@ OUT, OUT_LEN, IDS, IDS_LEN, SPANS = lib.TB_I_OUT, lib.TB_I_OUT_LEN, lib.TB_I_IDS
 
 IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
+
+
+class Asked(NamedTuple):
+    """What a line asks for beside the tool's input."""
+
+    timeout: bytes | None
+    stream: bool
+    key: str
+    lease: str
+    ds_state: bytes | None
+    session: str
 
 
 class Connection:
@@ -195,41 +207,71 @@ class Connection:
             if aid.startswith("_"):
                 self._loop.create_task(self._control(aid, line, own_ids, slot))
                 return
-            refusal: Refusal | None = self._gate() or Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+            refusal: Refusal | None = self._gate()
+            if refusal is None and (refreshed := self.face.refreshed()) is not None:
+                asked = self._asked(members)
+                self._loop.create_task(self._try_again(refreshed, aid, line, own_ids, asked, slot))
+                return
+            refusal = refusal or Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
         else:
             tool = self.face.registry[index]
             aid = tool.name
             try:
                 refusal = self._gate() or self.face.dispatcher.rights(tool, self)
-                refusal = refusal or self._admit(tool, line, own_ids, members, slot, now)
+                refusal = refusal or self._admit(tool, line, own_ids, self._asked(members), slot, now)
             except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
                 self.face.log.error("internal error", aid=aid, reason=repr(error))
                 refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None:
             self._settle(slot, refusal.line(aid, own_ids), 1)
 
+    def _asked(self, members: Members) -> Asked:
+        return Asked(
+            members.raw(TIMEOUT_MS),
+            members.raw(STREAM) == b"true",
+            members.text(IDEMPOTENCY_KEY),
+            members.text(LEASE_TOKEN),
+            members.raw(DS_STATE),
+            members.text(SESSION),
+        )
+
     def _admit(
-        self, tool: Tool, line: bytes, ids: bytes | None, members: Members, slot: Slot | None, now: float
+        self, tool: Tool, line: bytes, ids: bytes | None, asked: Asked, slot: Slot | None, now: float
     ) -> Refusal | None:
         dispatcher = self.face.dispatcher
         milliseconds = None
-        asked = members.raw(TIMEOUT_MS)
-        if asked is not None:
-            if not asked.isdigit() or not asked.strip(b"0"):
+        if asked.timeout is not None:
+            if not asked.timeout.isdigit() or not asked.timeout.strip(b"0"):
                 return wrong_type(TIMEOUT_MS)
-            milliseconds = int(asked[-12:]) if len(asked) <= 12 else 10**12
-        if ids is None and members.raw(STREAM) == b"true":
+            milliseconds = int(asked.timeout[-12:]) if len(asked.timeout) <= 12 else 10**12
+        if ids is None and asked.stream:
             return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
         call = Call(tool, line, ids, dispatcher.timeout(tool, milliseconds), slot)
-        call.key = members.text(IDEMPOTENCY_KEY)
-        call.lease = members.text(LEASE_TOKEN)
-        call.ds_state = members.raw(DS_STATE)
+        call.key = asked.key
+        call.lease = asked.lease
+        call.ds_state = asked.ds_state
         if call.ds_state is not None:
-            session = members.text(SESSION)
-            if len(session) > LONGEST_SESSION:
+            if len(asked.session) > LONGEST_SESSION:
                 return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_SESSION} characters')
-            call.session = (self.principal, session) if session else self
+            call.session = (self.principal, asked.session) if asked.session else self
         return dispatcher.admit(call, self, self, now)
+
+    async def _try_again(
+        self, refreshed: Awaitable[object], aid: str, line: bytes, ids: bytes | None, asked: Asked, slot: Slot | None
+    ) -> None:
+        """Nobody knows the tool, but a plugin has just been replaced: perhaps the new one has it."""
+        await refreshed
+        tool = self.face.registry.get(aid)
+        if self.closed:
+            return
+        if tool is None:
+            refusal: Refusal | None = Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+        else:
+            refusal = self._gate() or self.face.dispatcher.rights(tool, self)
+            refusal = refusal or self._admit(tool, line, ids, asked, slot, time.monotonic())
+        if refusal is not None:
+            self._settle(slot, refusal.line(aid, ids), 1)
+        self._core.flush()
 
     async def _control(self, aid: str, line: bytes, ids: bytes | None, slot: Slot | None) -> None:
         try:

@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class MachinaFace:
         control: Control,
         on_hang_up: Callable[[Connection], None],
         on_room: Callable[[], None],
+        refreshed: Callable[[], Awaitable[object] | None],
         door: Door,
     ) -> None:
         self.core = core
@@ -63,6 +64,7 @@ class MachinaFace:
         self.connections: set[Connection] = set()
         self.door = door
         self.on_room = on_room  # called when a caller has read what it had not
+        self.refreshed = refreshed  # what somebody has to wait for who asks for an unknown tool
         self._on_hang_up = on_hang_up
         self._most = max_connections
         self._next_look = 0.0
