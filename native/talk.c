@@ -110,6 +110,9 @@ static int taking(tb_talk *t) {
     return take_more(t->framer, t->batch, t->replies, t->fence, t->fence_len, NULL, 0, t->peer.max_depth, &t->taken);
 }
 
+/* A peer may answer before it has heard all (a line that is too long): the rest has to be said nevertheless. */
+static int finished(const tb_talk *t) { return t->taken.lines == t->replies && !t->left; }
+
 /* Takes what has been read. GO_ON, or a value for the caller. */
 static int digest(tb_talk *t) {
     const int32_t before = t->taken.lines;
@@ -118,7 +121,7 @@ static int digest(tb_talk *t) {
         t->skimming = tb_framer_skipping(t->framer); /* of an oversize reply, the rest has to come by first */
         return t->skimming ? GO_ON : TB_TALK_STOPPED;
     }
-    if (t->taken.lines == t->replies) return TB_TALK_DONE;
+    if (finished(t)) return TB_TALK_DONE;
     if (t->taken.lines > before) t->deadline = now() + t->seconds;
     return GO_ON;
 }
@@ -173,7 +176,7 @@ static int say_some(tb_talk *t) {
         t->data += n;
         t->left -= (size_t)n;
     }
-    return GO_ON;
+    return finished(t) ? TB_TALK_DONE : GO_ON;
 }
 
 int tb_talk_wait(tb_talk *t) {

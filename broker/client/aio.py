@@ -36,6 +36,7 @@ class _Connection(asyncio.Protocol):
         self._room = asyncio.Event()
         self._room.set()
         self._numbers = itertools.count(1)
+        self._answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -53,8 +54,9 @@ class _Connection(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         numbered = _numbered.decode(line)
         if numbered.id is None:  # a word of farewell: it says why
-            self.lost = Lost(decode(line).error or "the broker has closed the connection", sent=True)
+            self.lost = Lost(decode(line).error or "the broker has closed the connection", sent=self._answered)
             return
+        self._answered = True
         future = self.pending.pop(numbered.id, None)
         if future is not None and not future.done():
             future.set_result(line)

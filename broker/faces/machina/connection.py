@@ -21,6 +21,8 @@ from broker.pool.outbox import Outbox
 from broker.ticket import Call
 
 if TYPE_CHECKING:
+    import asyncio
+
     from broker.faces.machina.listener import MachinaFace
     from broker.policy.idempotency import Entry
     from broker.tokens import Token
@@ -511,34 +513,35 @@ class Connection:
         if not self.ending or (self.local and not self.face.dispatcher.draining):
             self._sock.close()
         else:
-            self._linger()
+            linger(self._sock, self._loop)
         self.face.hung_up(self)
 
-    def _linger(self) -> None:
-        """A close on unread input throws away what the caller has not read yet: so its input is read away."""
-        sock, loop, fd = self._sock, self._loop, self._fd
 
-        def over() -> None:
-            if sock.fileno() >= 0:
-                loop.remove_reader(fd)
-                sock.close()
+def linger(sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    """A close on unread input throws away what the caller has not read yet: so its input is read away, for a while."""
+    fd = sock.fileno()
 
-        def read_away() -> None:
-            try:
-                if not sock.recv(65536):
-                    over()
-            except BlockingIOError:
-                pass
-            except OSError:
-                over()
-
-        try:
-            sock.shutdown(socket.SHUT_WR)
-        except OSError:
+    def over() -> None:
+        if sock.fileno() >= 0:
+            loop.remove_reader(fd)
             sock.close()
-            return
-        loop.add_reader(fd, read_away)
-        loop.call_later(LINGER_SECONDS, over)
+
+    def read_away() -> None:
+        try:
+            if not sock.recv(65536):
+                over()
+        except BlockingIOError:
+            pass
+        except OSError:
+            over()
+
+    try:
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        sock.close()
+        return
+    loop.add_reader(fd, read_away)
+    loop.call_later(LINGER_SECONDS, over)
 
 
 def _reply(result: dict[str, Any] | Refusal, aid: str, ids: bytes | None) -> bytes:

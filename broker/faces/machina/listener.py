@@ -19,7 +19,7 @@ from broker import errors
 from broker.config import Limits, address
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
-from broker.faces.machina.connection import Connection
+from broker.faces.machina.connection import Connection, linger
 from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool.core import Core
@@ -158,7 +158,7 @@ class MachinaFace:
             )
             with contextlib.suppress(OSError):
                 sock.send(refusal.line(None))
-            sock.close()
+            linger(sock, self.core.loop)
             return
         if sock.family == socket.AF_UNIX:
             _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
