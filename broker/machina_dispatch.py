@@ -295,7 +295,7 @@ class _Hook:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _replace_in(module)
+            _replace_in(sys.modules.get(NAME, module))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
