@@ -200,6 +200,8 @@ class Dispatcher:
 
     def answered(self, tool: Tool, count: int, succeeded: int, now: float) -> None:
         """Replies have come. A tool's own errors count for its breaker only where the configuration says so."""
+        if tool.untold:
+            self.catch_up(tool)
         tool.calls += count
         errors = count - succeeded
         tool.failed += errors
@@ -214,8 +216,17 @@ class Dispatcher:
 
     def failed(self, tool: Tool, reason: str, now: float) -> None:
         """A crash, a timeout, a broken or oversize reply."""
+        if tool.untold:
+            self.catch_up(tool)
         if tool.breaker.failed(reason, now):
             self._tripped(tool, now)
+
+    def catch_up(self, tool: Tool) -> None:
+        """Plain calls that go well are only counted, and told of when something else happens, or every second."""
+        count = tool.untold
+        tool.untold -= count
+        tool.calls += count
+        tool.breaker.succeeded(count, tool.used)
 
     def _tripped(self, tool: Tool, now: float) -> None:
         """A breaker has opened: whatever waits for the tool is answered at once."""

@@ -229,19 +229,24 @@ def _fallback(environment: Mapping[str, str]) -> Callable[[str], OneShot] | None
 
 
 def _within(embedded: Embedded) -> Way:
-    from broker.client.reply import decode, failed
-    from broker.client.request import input_text
+    from broker.client.reply import decode, decode_output, failed
+    from broker.client.request import encode, input_text
 
-    answer = embedded.answer
+    plain = embedded.plain
 
     def call(aid: str, inputs: Any) -> str | dict[str, Any]:
-        line = answer(aid, input_text(inputs))
+        try:
+            text = encode(inputs).decode()
+        except TypeError:
+            text = input_text(inputs)
+        line = plain(aid, text)
         if not isinstance(line, bytes):
             return _refused_by(aid, line)
+        output = decode_output(line)
+        if output.status == "OK" and output.output_json.__class__ is str:
+            return output.output_json
         wire = decode(line)
-        if wire.succeeded():
-            return wire.text()
-        return _our_error(aid, failed(aid, wire, line))
+        return wire.text() if wire.succeeded() else _our_error(aid, failed(aid, wire, line))
 
     return call
 

@@ -53,6 +53,8 @@ class Tool:
         "size",
         "tier",
         "timeout",
+        "untold",
+        "used",
     )
 
     def __init__(self, index: int, info: ToolInfo, runtime: Runtime, timeout: float, breaker: Breaker) -> None:
@@ -71,6 +73,8 @@ class Tool:
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0
         self.failed = 0
+        self.untold = 0  # calls that went well and that nobody has been told of yet,
+        self.used = 0.0  # and when the last of them was
 
 
 class Caller(Protocol):

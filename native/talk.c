@@ -4,8 +4,8 @@
 
 #include <errno.h>
 #include <math.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 enum { HEARD = 8192, DRY_READS = 64, GO_ON = 1000 };
+enum { OUT = 1, IN = 2, ERR = 4, DEATH = 8 }; /* what has happened where */
 static const double LOOK_SECONDS = 0.01; /* between two looks at what hardly ever changes */
 
 struct tb_talk {
@@ -26,6 +27,8 @@ struct tb_talk {
     size_t fence_len;
     int32_t replies;
     int skimming;
+    int poll;         /* what of the peer's is waited for */
+    int watching;     /* its input, too */
     double seconds, deadline;
     double looked;    /* when */
     int deadly_pipes; /* SIGPIPE has its default: it would end the program */
@@ -58,19 +61,28 @@ int tb_watch(const char *file) {
     return -error;
 }
 
+static int watch(const tb_talk *t, int fd, uint32_t what) {
+    struct epoll_event event = {EPOLLIN, {.u32 = what}};
+    return fd < 0 || !epoll_ctl(t->poll, EPOLL_CTL_ADD, fd, &event);
+}
+
 tb_talk *tb_talk_new(const tb_peer *peer) {
     tb_talk *t = calloc(1, sizeof *t);
     if (!t) return NULL;
     t->peer = *peer;
     t->framer = tb_framer_new(peer->cap);
     t->batch = tb_batch_new();
-    if (t->framer && t->batch) return t;
+    t->poll = epoll_create1(EPOLL_CLOEXEC);
+    if (t->framer && t->batch && t->poll >= 0 && watch(t, peer->out, OUT | (peer->in == peer->out ? IN : 0)) &&
+        watch(t, peer->err, ERR) && watch(t, peer->death, DEATH))
+        return t;
     tb_talk_free(t);
     return NULL;
 }
 
 void tb_talk_free(tb_talk *t) {
     if (!t) return;
+    if (t->poll >= 0) close(t->poll);
     tb_framer_free(t->framer);
     tb_batch_free(t->batch);
     free(t);
@@ -91,7 +103,10 @@ const char *tb_talk_heard(tb_talk *t, size_t *len) {
 static void hear(tb_talk *t) {
     const ssize_t n = read(t->peer.err, t->heard + t->heard_len, sizeof t->heard - t->heard_len);
     if (n > 0) t->heard_len += (size_t)n;
-    else if (!n || (errno != EAGAIN && errno != EINTR)) t->peer.err = -1; /* the owner closes it */
+    else if (!n || (errno != EAGAIN && errno != EINTR)) { /* the owner closes it */
+        epoll_ctl(t->poll, EPOLL_CTL_DEL, t->peer.err, NULL);
+        t->peer.err = -1;
+    }
     if (t->heard_len > HEARD) {
         memmove(t->heard, t->heard + t->heard_len - HEARD, HEARD);
         t->heard_len = HEARD;
@@ -179,35 +194,45 @@ static int say_some(tb_talk *t) {
     return finished(t) ? TB_TALK_DONE : GO_ON;
 }
 
+/* The peer takes no more for now: wait until it does. Or it does again. */
+static int watch_input(tb_talk *t, int wanted) {
+    if (t->watching == wanted) return 0;
+    struct epoll_event event = {EPOLLIN | (wanted ? (uint32_t)EPOLLOUT : 0), {.u32 = OUT | IN}};
+    int failed;
+    if (t->peer.in == t->peer.out) {
+        failed = epoll_ctl(t->poll, EPOLL_CTL_MOD, t->peer.out, &event);
+    } else {
+        event = (struct epoll_event){EPOLLOUT, {.u32 = IN}};
+        failed = epoll_ctl(t->poll, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, t->peer.in, &event);
+    }
+    t->watching = wanted;
+    return failed ? -errno : 0;
+}
+
+/* Waits for something to happen, and sees to it. GO_ON, or a value for the caller. */
+static int wait_once(tb_talk *t) {
+    struct epoll_event events[4];
+    if (watch_input(t, t->left > 0)) return -errno;
+    const double left = t->deadline - now();
+    const int wait = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)ceil(left * 1000);
+    const int ready = epoll_wait(t->poll, events, 4, wait);
+    if (ready < 0) return errno == EINTR ? TB_TALK_INTERRUPTED : -errno;
+    if (!ready) return now() >= t->deadline ? TB_TALK_LATE : GO_ON;
+    uint32_t what = 0;
+    for (int i = 0; i < ready; i++) what |= events[i].data.u32;
+    int verdict = GO_ON;
+    if (what & OUT) verdict = listen_once(t);
+    if (verdict == GO_ON && what & IN && t->left) verdict = say_some(t);
+    if (what & ERR) hear(t);
+    if (verdict == GO_ON && what & DEATH) verdict = read_dry(t);
+    if (verdict == TB_TALK_ENDED) hear_all(t);
+    return verdict;
+}
+
 int tb_talk_wait(tb_talk *t) {
-    if (tb_framer_pending(t->framer)) {
-        const int verdict = digest(t);
-        if (verdict != GO_ON) return verdict;
-    }
-    for (;;) {
-        struct pollfd fds[4];
-        nfds_t count = 1;
-        int death = -1, err = -1, in = -1;
-        fds[0] = (struct pollfd){t->peer.out, POLLIN, 0};
-        if (t->peer.death >= 0) fds[death = (int)count++] = (struct pollfd){t->peer.death, POLLIN, 0};
-        if (t->peer.err >= 0) fds[err = (int)count++] = (struct pollfd){t->peer.err, POLLIN, 0};
-        if (t->left) fds[in = (int)count++] = (struct pollfd){t->peer.in, POLLOUT, 0};
-        const double left = t->deadline - now();
-        const int wait = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)ceil(left * 1000);
-        const int ready = poll(fds, count, wait);
-        if (ready < 0) return errno == EINTR ? TB_TALK_INTERRUPTED : -errno;
-        if (!ready) {
-            if (now() >= t->deadline) return TB_TALK_LATE;
-            continue;
-        }
-        int verdict = GO_ON;
-        if (fds[0].revents) verdict = listen_once(t);
-        if (verdict == GO_ON && in > 0 && fds[in].revents) verdict = say_some(t);
-        if (err > 0 && fds[err].revents) hear(t);
-        if (verdict == GO_ON && death > 0 && fds[death].revents) verdict = read_dry(t);
-        if (verdict == TB_TALK_ENDED) hear_all(t);
-        if (verdict != GO_ON) return verdict;
-    }
+    int verdict = tb_framer_pending(t->framer) ? digest(t) : GO_ON;
+    while (verdict == GO_ON) verdict = wait_once(t);
+    return verdict;
 }
 
 /* Between two questions a peer has nothing to say: if it has, its next answers would be somebody else's. */

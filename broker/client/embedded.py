@@ -169,6 +169,7 @@ class Embedded:
         for runtime in self.runtimes:
             runtime.fleet.abandon()
         self._starting = threading.Lock()
+        self._plain = {}
         self._pid = 0
 
     def _here(self) -> None:
@@ -267,16 +268,20 @@ class Embedded:
         session: str = "",
     ) -> bytes | Refusal:
         """The reply's line, or the refusal."""
-        while True:
-            tool = self._plain.get(aid) if self._pid else None
-            if tool is None or key or lease or timeout is not None or ds_state is not None:
-                return self._considered(aid, text, timeout, key, lease, ds_state, session)
+        if not key and not lease and timeout is None and ds_state is None:
+            return self.plain(aid, text)
+        return self._considered(aid, text, timeout, key, lease, ds_state, session)
+
+    def plain(self, aid: str, text: str) -> bytes | Refusal:
+        """The same for a call with nothing but its input."""
+        while (tool := self._plain.get(aid)) is not None:
             line = tool.head + encode(text) + b"}\n"
             if len(line) > self._most:
-                return self._considered(aid, text, timeout, key, lease, ds_state, session)
-            outcome = tool.runtime.run(tool, line, tool.timeout, self, None)  # type: ignore[attr-defined]
+                break
+            outcome: bytes | Refusal = tool.runtime.run_plain(tool, line, self)  # type: ignore[attr-defined]
             if outcome is not AGAIN:
-                return outcome  # type: ignore[no-any-return]
+                return outcome
+        return self._considered(aid, text, None, "", "", None, "")
 
     def gone(self) -> bool:
         return self._closed

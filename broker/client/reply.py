@@ -47,8 +47,15 @@ class Wire(Struct):
         return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
-_wire = msgspec.json.Decoder(Wire)
-decode = _wire.decode
+class Output(Struct):
+    """The least that tells a usual reply from all others, and its output."""
+
+    status: str = ""
+    output_json: Any = None
+
+
+decode = msgspec.json.Decoder(Wire).decode
+decode_output = msgspec.json.Decoder(Output).decode
 
 
 def read(aid: str, line: bytes) -> Reply:

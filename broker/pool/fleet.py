@@ -99,23 +99,25 @@ class Fleet:
         self._log = shared.log
         self._spec = spec
         self._stamp = program.stamp()
-        self._generation = 0
+        self.generation = 0
         self._hosts: set[TalkingHost] = set()
         self._leaving: dict[TalkingHost, float] = {}  # asked to leave, when
         self._starting = 0
-        self._waiters: deque[Waiter] = deque()
+        self._waited = 0.0  # seconds that threads have spent waiting since the last start
+        self.waiters: deque[Waiter] = deque()
         self._reading_plugin = threading.Lock()
-        self._next_look = 0.0
+        self.next_look = 0.0
 
     # --- who has which toolhost -------------------------------------------------------------------------------------
 
     def take(self, tool: Tool, caller: Caller, ticket: Ticket | None) -> TalkingHost | Refusal:
-        while not self._waiters:
+        while not self.waiters:
             try:
                 host = self.idle.pop()
             except IndexError:
                 break
-            if host.generation == self._generation:
+            if host.generation == self.generation:
+                host.busy = True
                 return host
             self._retire(host)
         waiter = Waiter(tool, caller)
@@ -125,7 +127,7 @@ class Fleet:
             refusal = self.closed or self.starts.refusal(self.name, time.monotonic())
             if refusal is not None:
                 return refusal
-            self._waiters.append(waiter)
+            self.waiters.append(waiter)
             self._serve()
         try:
             return self._wait(waiter, deadline)
@@ -137,73 +139,78 @@ class Fleet:
             raise
 
     def _wait(self, waiter: Waiter, deadline: float) -> TalkingHost | Refusal:
-        patient = False  # a pool below its minimum starts at once
+        begin = time.monotonic()
         while True:
             outcome = waiter.outcome()
-            if outcome is not None:
-                return outcome
             now = time.monotonic()
+            if outcome is not None:
+                self._waited += now - begin
+                return outcome
             if now >= deadline:
                 with self._lock:
                     self._forget(waiter)
                 return waiter.outcome() or verdicts.overloaded(waiter.work.tool.name, self.limits.queue_seconds)
             if self._leaving:
                 self._bury_leavers(now)
-            if self._may_start(now, patient=patient):
+            if self._may_start(now, self._waited + now - begin):
                 self._start()
             else:
-                patient = True
                 waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
 
     def _forget(self, waiter: Waiter) -> None:
         with contextlib.suppress(ValueError):
-            self._waiters.remove(waiter)
+            self.waiters.remove(waiter)
 
     def _serve(self) -> None:
         """Idle toolhosts go to those who wait, in order. With the lock."""
-        while self._waiters and self.idle:
+        while self.waiters and self.idle:
             try:
                 host = self.idle.pop()
             except IndexError:  # somebody was faster
                 return
-            waiter = self._waiters.popleft()
+            waiter = self.waiters.popleft()
+            host.busy = True
             waiter.host = host
             waiter.wake()
 
     def give(self, host: TalkingHost) -> None:
         """The thread does not need it any more."""
-        if host.generation != self._generation or self.closed is not None:
+        host.busy = False
+        if host.generation != self.generation or self.closed is not None:
             self._retire(host)
         elif host.max_calls and host.calls >= host.max_calls:
             self._recycle(host, "call count")
         else:
             self.idle.append(host)
-        if self._waiters:
+        if self.waiters:
             with self._lock:
                 self._serve()
-        if host.used > self._next_look:
+        if host.used > self.next_look:
             self._look(host.used)
 
     def revise(self, judge: Judge, index: int | None) -> None:
         """Asks about the calls of those who wait. With the lock."""
-        for waiter in list(self._waiters):
+        for waiter in list(self.waiters):
             if index is None or waiter.work.tool.index == index:
                 waiter.refusal = judge(waiter.work)
                 if waiter.refusal is not None:
-                    self._waiters.remove(waiter)
+                    self.waiters.remove(waiter)
                     waiter.wake()
 
     # --- their lives ------------------------------------------------------------------------------------------------
 
-    def _may_start(self, now: float, *, patient: bool) -> bool:
+    def _may_start(self, now: float, waited: float) -> bool:
+        """Below the minimum at once; above it when threads have waited for long enough, in all."""
         with self._lock:
             size = len(self._hosts) - len(self._leaving) + self._starting
             if now < self.starts.retry_at or size >= self.settings.max or self.closed is not None:
                 return False
             if self._shared.processes >= self.limits.processes or (self.starts.failures and self._starting):
                 return False
-            if size >= max(1, self.settings.min) and not (patient and self._starting < CPUS):
-                return False
+            if size >= max(1, self.settings.min):
+                if waited < PATIENCE_SECONDS or self._starting >= CPUS:
+                    return False
+                self._waited = 0.0
             self._starting += 1
             self._shared.processes += 1
             return True
@@ -211,7 +218,7 @@ class Fleet:
     def _start(self) -> None:
         """Starts one and waits until it answers; then whoever waits gets it."""
         with self._lock:
-            spec, stamp, generation = self._spec, self._stamp, self._generation
+            spec, stamp, generation = self._spec, self._stamp, self.generation
         host = None
         reason = ""
         try:
@@ -263,13 +270,14 @@ class Fleet:
         self._log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.starts.failures)
         refusal = self.starts.refusal(self.name, now)
         if refusal is not None and not self._hosts:
-            while self._waiters:
-                waiter = self._waiters.popleft()
+            while self.waiters:
+                waiter = self.waiters.popleft()
                 waiter.refusal = refusal
                 waiter.wake()
 
     def drop(self, host: TalkingHost, reason: str) -> str:
         """Kills it. Why it ended, in words."""
+        host.busy = False
         host.end()
         words = host.obituary(reason)
         self.last_reason = words
@@ -304,14 +312,14 @@ class Fleet:
         host.process.close_stdin()
         with self._lock:
             self._leaving[host] = time.monotonic()
-        self._next_look = 0.0
+        self.next_look = 0.0
 
     def _look(self, now: float) -> None:
         """There is no janitor here: every now and then, a thread that has just been served looks after the others."""
         with self._lock:
-            if now < self._next_look:
+            if now < self.next_look:
                 return
-            self._next_look = now + (GRACE_SECONDS / 4 if self._leaving else LOOK_SECONDS)
+            self.next_look = now + (GRACE_SECONDS / 4 if self._leaving else LOOK_SECONDS)
             self.starts.succeeded()
             idle, self.idle[:] = list(self.idle), []
         self._bury_leavers(now)
@@ -345,9 +353,9 @@ class Fleet:
     def changed(self, host: TalkingHost) -> None:
         """The plugin's file has changed, or may have. If the new one is no good, the old one goes on."""
         with self._reading_plugin:
-            if host.generation == self._generation and self.program.changed():
+            if host.generation == self.generation and self.program.changed():
                 self._read_plugin()
-            if host.generation == self._generation:
+            if host.generation == self.generation:
                 host.trust(self.program.stamp())
         self.give(host)
 
@@ -366,7 +374,7 @@ class Fleet:
                     self.on_tools(tools)
                 self._spec = spec
                 self._stamp = self.program.stamp()
-                self._generation += 1
+                self.generation += 1
                 self.starts = Starts()
                 self.problem = ""
                 old, self.idle[:] = list(self.idle), []
@@ -384,10 +392,10 @@ class Fleet:
         """Ends every process; calls that run are answered `crash`, those that wait with this."""
         with self._lock:
             self.closed = refusal
-            for waiter in self._waiters:
+            for waiter in self.waiters:
                 waiter.refusal = refusal
                 waiter.wake()
-            self._waiters.clear()
+            self.waiters.clear()
             idle, self.idle[:] = list(self.idle), []
             leaving = [*self._leaving, *idle]
             running = self._hosts - set(leaving)

@@ -7,7 +7,7 @@ import time
 from _thread import get_ident
 
 from broker import errors
-from broker._native import lib
+from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.model import Caller, Judge, Ticket, Tool, Work
 from broker.policy.breaker import State
@@ -16,8 +16,10 @@ from broker.pool.asides import OURS, asks_for_a_lease, fence_line, fence_name, i
 from broker.pool.fleet import Fleet, Shared
 from broker.pool.process import Spec
 from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn
-from broker.pool.talking import CHANGED, DONE, ENDED, GONE, LATE, STOPPED, UNASKED, TalkingHost
+from broker.pool.talking import CHANGED, DONE, ENDED, GONE, INTERRUPTED, LATE, STOPPED, UNASKED, TalkingHost
 from broker.runtimes.program import Program
+
+say = lib.tb_talk_say
 
 AGAIN = Refusal(
     errors.UNAVAILABLE, "nothing was sent"
@@ -37,6 +39,7 @@ class Threads:
         self._lock = shared.lock
         self._log = shared.log
         self._asks_leases = False  # its toolhosts enforce leases on their own
+        self._unusual = not program.settings.pipeline  # no call takes the short way
 
     def submit(self, work: Work, now: float) -> None:
         """The thread that brought the work runs it."""
@@ -46,6 +49,56 @@ class Threads:
         self.fleet.revise(judge, index)
 
     # --- a call -----------------------------------------------------------------------------------------------------
+
+    def run_plain(self, tool: Tool, line: bytes, caller: Caller) -> bytes | Refusal:
+        """A plain call. Where all is as usual (a known tool, an idle toolhost that was this thread's before, a reply
+        that is no error), it takes the short way, without the lock."""
+        fleet = self.fleet
+        if tool.clean < NEWCOMER_CALLS or fleet.waiters or self._unusual:
+            return self.run(tool, line, tool.timeout, caller, None)
+        try:
+            host = fleet.idle.pop()
+        except IndexError:
+            return self.run(tool, line, tool.timeout, caller, None)
+        if host.thread != get_ident() or host.generation != fleet.generation or tool.breaker.state is not State.CLOSED:
+            fleet.idle.append(host)
+            return self.run(tool, line, tool.timeout, caller, None)
+        host.busy = True
+        try:
+            now = time.monotonic()
+            verdict = say(host.talk, line, len(line), 1, b"", 0, tool.timeout)
+            taken = host.taken
+            if verdict != DONE or not taken.succeeded or now > fleet.next_look:
+                return self._long_way(host, tool, line, verdict, now)
+            reply: bytes = ffi.buffer(taken.data, taken.len)[:]
+            host.calls += 1
+            host.used = tool.used = now
+            host.tool = tool
+            tool.untold += 1
+            host.busy = False
+            if fleet.waiters or host.calls == host.max_calls:
+                fleet.give(host)
+            else:
+                fleet.idle.append(host)
+            return reply
+        except BaseException:
+            self._interrupted(host)
+            raise
+
+    def _long_way(self, host: TalkingHost, tool: Tool, line: bytes, verdict: int, begin: float) -> bytes | Refusal:
+        """The line has been said; what came of it is not as usual."""
+        while verdict == INTERRUPTED:
+            verdict = lib.tb_talk_wait(host.talk)
+        outcome: bytes | Refusal | None
+        if verdict == DONE:
+            outcome = self._reply(host, tool, line, tool.timeout, begin)
+        else:
+            outcome = self._not_answered(host, tool, tool.timeout, verdict)
+        return outcome if outcome is not None else AGAIN
+
+    def _interrupted(self, host: TalkingHost) -> None:
+        if host.busy:
+            self.fleet.drop(host, "was given up: its caller was interrupted")
 
     def run(self, tool: Tool, line: bytes, seconds: float, caller: Caller, ticket: Ticket | None) -> bytes | Refusal:
         """The reply's line, or what went wrong. AGAIN: nothing was sent, and the tool may be another one now."""
@@ -59,7 +112,7 @@ class Threads:
             try:
                 outcome = self._call(host, tool, line, seconds, ticket)
             except BaseException:
-                self.fleet.drop(host, "was given up: its caller was interrupted")
+                self._interrupted(host)
                 raise
             if outcome is not None:
                 return outcome
@@ -80,10 +133,15 @@ class Threads:
             verdict, begin = self._ask(host, line, seconds)
         if verdict != DONE:
             return self._not_answered(host, tool, seconds, verdict)
+        return self._reply(host, tool, line, seconds, begin)
+
+    def _reply(
+        self, host: TalkingHost, tool: Tool, line: bytes, seconds: float, begin: float
+    ) -> bytes | Refusal | None:
         reply = host.reply()
         succeeded = host.taken.succeeded
         if not succeeded and tool.tier and not self._asks_leases and asks_for_a_lease(reply):
-            self._asks_leases = True
+            self._asks_leases = self._unusual = True
             self._log.info("toolhost enforces leases, the broker gets them", pool=self.fleet.name)
             return self._call(host, tool, line, seconds, None)
         self._answered(host, tool, succeeded, begin)
@@ -113,6 +171,7 @@ class Threads:
         learn(tool, now - begin)
         with self._lock:
             self._shared.policy.answered(tool, 1, succeeded, now)
+        tool.used = now
         if tool.clean >= NEWCOMER_CALLS and self._settings.pipeline:
             self.fleet.give(host)
         elif not host.quotes:

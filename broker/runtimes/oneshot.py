@@ -66,6 +66,9 @@ class OneShot:
     def revise(self, judge: Judge, index: int | None = None) -> None:
         """Nobody waits here."""
 
+    def run_plain(self, tool: Tool, line: bytes, caller: Caller) -> bytes | Refusal:
+        return self.run(tool, line, tool.timeout, caller, None)
+
     def run(
         self,
         tool: Tool,

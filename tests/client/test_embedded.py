@@ -41,7 +41,7 @@ def make(tmp_path):
     yield one
     for embedded in made:
         embedded.close()
-    gone, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=2)
+    gone, alive = psutil.wait_procs(psutil.Process().children(), timeout=2)
     assert not [child for child in alive if "toolhost" in " ".join(child.cmdline())], (gone, alive)
 
 
