@@ -31,23 +31,28 @@ def run_command(settings: Settings, limits: Limits, aid: str, line: bytes, secon
     command = (*settings.command, aid)
     if not os.path.exists(command[0]):
         return Refusal(errors.NOT_FOUND, f"{os.path.basename(command[0])} not found at {command[0]}")
-    environment = {**os.environ, **settings.env}
+    spec = Spec(command, {**os.environ, **settings.env}, settings.cwd or None, fenced=False)
     try:
-        child = process.spawn(Spec(command, environment, settings.cwd or None, fenced=False))
+        child, output, said, ended = run_process(spec, line, seconds, limits.reply_bytes)
     except SpawnError as error:
         return Refusal(errors.NOT_FOUND, f"{aid}: {error}")
-    try:
-        output, said, ended = _converse(child, line, seconds, limits.reply_bytes)
-    finally:
-        child.kill()
-        while not child.reap():
-            time.sleep(0.0005)
-        child.close()
     if ended == LATE:
         return verdicts.timeout(aid, seconds)
     if ended == TOO_LONG:
         return verdicts.oversize(aid, limits.reply_bytes)
     return _verdict(aid, child, output, said)
+
+
+def run_process(spec: Spec, line: bytes, seconds: float, most: int) -> tuple[Process, bytes, bytes, str]:
+    """The process, ended; its output, its last words, and LATE or TOO_LONG if it was not waited for."""
+    child = process.spawn(spec)
+    try:
+        return child, *_converse(child, line, seconds, most)
+    finally:
+        child.kill()
+        while not child.reap():
+            time.sleep(0.0005)
+        child.close()
 
 
 class OneShot:
