@@ -89,6 +89,7 @@ class OneShot(Struct, forbid_unknown_fields=True, kw_only=True):
     cwd: str = ""
     env: dict[str, str] = {}
     timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: limits.timeout_seconds
+    max: Positive = 8  # at once
     deterministic: bool = False
     side_effects: list[str] = []
     tags: list[str] = []
@@ -321,6 +322,15 @@ def _check(config: Config, path: Path | None) -> None:
         for plugin, pin in host.sha256.items():
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
+    named: set[str] = set()
+    for one in config.oneshot:
+        if not one.name or one.name.startswith("_"):
+            raise ConfigError(f"{file}: [[oneshot]] {one.name!r} is no name for a tool")
+        if not one.command:
+            raise ConfigError(f"{file}: [[oneshot]] {one.name}: command is a list, the program first")
+        if one.name in named:
+            raise ConfigError(f"{file}: two [[oneshot]] are called {one.name}; give one of them another name")
+        named.add(one.name)
     if config.server.tcp:
         address(config.server.tcp, "server.tcp")
 

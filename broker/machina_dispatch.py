@@ -208,7 +208,7 @@ def _find_way() -> Way:
                 from broker.client.sync import Client
 
                 _outside = Client(socket)
-                _way = _through(_outside)
+                _way = _through(_outside, environment)
             else:
                 from broker.client.embedded import Embedded
 
@@ -251,13 +251,33 @@ def _within(embedded: Embedded) -> Way:
     return call
 
 
-def _through(client: Client) -> Way:
+def _through(client: Client, environment: Mapping[str, str]) -> Way:
+    from broker.client.failures import NotFound
     from broker.client.request import input_text
 
+    fallback = _fallback(environment)
+
     def call(aid: str, inputs: Any) -> str | dict[str, Any]:
-        return client.call(aid, input_json=input_text(inputs)).output_json
+        text = input_text(inputs)
+        try:
+            return client.call(aid, input_json=text).output_json
+        except NotFound:
+            if fallback is None:
+                raise
+            return _without_toolhosts(environment, fallback)(aid, inputs)
 
     return call
+
+
+def _without_toolhosts(environment: Mapping[str, str], fallback: Callable[[str], OneShot]) -> Way:
+    """For tools that the daemon does not have: commands only, in this process."""
+    global _inside
+    from broker.client.embedded import Embedded
+
+    with _finding:
+        if _inside is None:
+            _inside = Embedded(file=os.devnull, environ=environment, fallback=fallback)
+        return _within(_inside)
 
 
 def _refused_by(aid: str, refusal: Refusal) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
 from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
+from broker.runtimes.commands import Commands
+from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.serve import ServeRuntime
 from broker.tokens import Door, Tokens
@@ -54,6 +56,8 @@ class Broker:
         self.core.make_room = self._make_room
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
+        self.commands: list[Commands] = []
+        self._old_commands: list[Commands] = []
         self.face = MachinaFace(
             self.core,
             self.dispatcher,
@@ -84,6 +88,7 @@ class Broker:
         process.adopt_orphans()
         for runtime, spec, tools in await self._learn(self.settings):
             self._add(runtime, spec, tools)
+        self._use_commands(self.settings)
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
         self._janitor = Janitor(self.core, [self._expire], self.pools)
@@ -113,6 +118,20 @@ class Broker:
         self.runtimes.append(runtime)
         runtime.start(spec)
 
+    def _use_commands(self, settings: Config) -> None:
+        """[[oneshot]]: they have no processes to keep, so all of them are made anew."""
+        for command in self.commands:
+            for tool in self.registry.of(command):
+                self.registry.remove(tool)
+        old, self.commands = self.commands, []
+        for one in settings.oneshot:
+            command = Commands(one, settings.limits, self.core, self.log)
+            self.registry.add(describe(one), command)
+            self.commands.append(command)
+        for command in old:
+            command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
+        self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
+
     async def _warm(self) -> None:
         """Waits until each pool has one toolhost that answers, or has said why not."""
         deadline = time.monotonic() + STARTUP_SECONDS
@@ -125,10 +144,16 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
+    def everything(self) -> Iterator[Pool | Commands]:
+        yield from self.pools()
+        yield from (*self.commands, *self._old_commands)
+
     def _expire(self, now: float) -> None:
         for runtime in (*self.runtimes, *self._retired):
             runtime.expire(now)
         self._retired = [runtime for runtime in self._retired if runtime.alive()]
+        for command in self.commands:
+            command.expire(now)
         self.dispatcher.expire(now)
         self.face.expire(now)
         since, before = self._rated
@@ -150,7 +175,7 @@ class Broker:
         self.core.loop.call_soon(run)
 
     def _hung_up(self, connection: Connection) -> None:
-        for pool in self.pools():
+        for pool in self.everything():
             pool.forget(connection)
 
     def _refreshed(self) -> Awaitable[object] | None:
@@ -175,7 +200,7 @@ class Broker:
         async with self._reloading:
             settings = self.reload_config() if self.reload_config else self.settings
             learned = await self._learn(settings)
-            _no_doubles(learned)
+            _no_doubles(learned, settings)
             before = {runtime.program.identity: runtime for runtime in self.runtimes}
             kept: list[ServeRuntime] = []
             added = []
@@ -197,7 +222,9 @@ class Broker:
             for runtime in before.values():
                 self._retired.append(runtime)
                 runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
+            self._use_commands(settings)
             self.settings.toolhost = settings.toolhost
+            self.settings.oneshot = settings.oneshot
             self.face.use_rights(Book(settings.principal))
             self.dispatcher.revise()
             self.core.flush()
@@ -226,17 +253,17 @@ class Broker:
             runtime.program.give_up()
         refusal = self.dispatcher.refusal()
         assert refusal is not None
-        for pool in self.pools():
+        for pool in self.everything():
             pool.drain(refusal)
         self.dispatcher.refuse_waiting()
         for connection in list(self.face.connections):
             connection.drain()
         self.core.flush()
         deadline = time.monotonic() + self.settings.server.drain_seconds
-        while time.monotonic() < deadline and any(pool.busy() for pool in self.pools()):
+        while time.monotonic() < deadline and any(pool.busy() for pool in self.everything()):
             await asyncio.sleep(0.01)
         killed = Refusal(errors.DRAINING, "the broker stopped while this call was running; it may have run", ran=True)
-        for pool in self.pools():
+        for pool in self.everything():
             pool.close(killed)
         self.core.flush()
         await self._last_replies()
@@ -244,7 +271,7 @@ class Broker:
         if self._janitor:
             self._janitor.stop()
         deadline = time.monotonic() + REAP_SECONDS
-        while time.monotonic() < deadline and any(pool.alive() for pool in self.pools()):
+        while time.monotonic() < deadline and any(pool.alive() for pool in self.everything()):
             await asyncio.sleep(0.002)
         self._spawner.stop()
         process.end_orphans()
@@ -258,8 +285,8 @@ class Broker:
             await asyncio.sleep(0.002)
 
 
-def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]]) -> None:
-    seen: dict[str, str] = {}
+def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:
+    seen: dict[str, str] = {one.name: " ".join(one.command) for one in settings.oneshot}
     for runtime, _, tools in learned:
         for tool in tools:
             if tool.aid in seen:
@@ -306,7 +333,7 @@ async def serve(
     def stop() -> None:
         if stopped.is_set():
             settings.server.drain_seconds = 0.0
-            for pool in broker.pools():
+            for pool in broker.everything():
                 pool.close(Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run", ran=True))
         stopped.set()
 

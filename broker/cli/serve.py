@@ -140,7 +140,7 @@ def _learn(settings: Config) -> dict[str, str]:
     from broker.observe.log import Log
     from broker.runtimes.program import programs
 
-    found: dict[str, str] = {}
+    found = {one.name: " ".join(one.command) for one in settings.oneshot}
     with tempfile.TemporaryDirectory(prefix="toolhost-broker-check-") as private:
         for program in programs(settings, Path(private)):
             for tool in program.learn(Log())[1]:

@@ -48,7 +48,7 @@ def report(broker: Broker) -> dict[str, Any]:
         "leases": broker.dispatcher.leases.gc(now)._asdict(),
         "processes": broker.core.processes,
         "calls_per_second": round(broker.rate),
-        "waiting": sum(pool.queue.lines for pool in broker.pools()) + broker.dispatcher.waiting.calls,
+        "waiting": sum(pool.queue.lines for pool in broker.everything()) + broker.dispatcher.waiting.calls,
         "waiting_for_sessions": broker.dispatcher.waiting.calls,
         "queued_bytes": broker.core.queued_bytes + broker.dispatcher.waiting.size,
         "draining": broker.dispatcher.draining,

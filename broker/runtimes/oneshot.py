@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,20 +21,30 @@ from broker.pool.process import Process, SpawnError, Spec
 CHUNK = 65536
 LATE, TOO_LONG = "late", "too long"
 
+Told = Callable[[Process], object]
+
 
 def describe(settings: Settings) -> ToolInfo:
     effects, tags = tuple(settings.side_effects), tuple(settings.tags)
     return ToolInfo(settings.name, settings.name, settings.deterministic, tags, effects)
 
 
-def run_command(settings: Settings, limits: Limits, aid: str, line: bytes, seconds: float) -> bytes | Refusal:
-    """The one object that it prints, or what went wrong. Blocking."""
+def run_command(
+    settings: Settings,
+    limits: Limits,
+    aid: str,
+    line: bytes,
+    seconds: float,
+    born: Told = lambda _: None,
+    gone: Told = lambda _: None,
+) -> bytes | Refusal:
+    """The one object that it prints, or what went wrong. Blocking; whoever wants to end it is told of the process."""
     command = (*settings.command, aid)
     if not os.path.exists(command[0]):
         return Refusal(errors.NOT_FOUND, f"{os.path.basename(command[0])} not found at {command[0]}")
     spec = Spec(command, {**os.environ, **settings.env}, settings.cwd or None, fenced=False)
     try:
-        child, output, said, ended = run_process(spec, line, seconds, limits.reply_bytes)
+        child, output, said, ended = run_process(spec, line, seconds, limits.reply_bytes, born, gone)
     except SpawnError as error:
         return Refusal(errors.NOT_FOUND, f"{aid}: {error}")
     if ended == LATE:
@@ -43,15 +54,19 @@ def run_command(settings: Settings, limits: Limits, aid: str, line: bytes, secon
     return _verdict(aid, child, output, said)
 
 
-def run_process(spec: Spec, line: bytes, seconds: float, most: int) -> tuple[Process, bytes, bytes, str]:
+def run_process(
+    spec: Spec, line: bytes, seconds: float, most: int, born: Told = lambda _: None, gone: Told = lambda _: None
+) -> tuple[Process, bytes, bytes, str]:
     """The process, ended; its output, its last words, and LATE or TOO_LONG if it was not waited for."""
     child = process.spawn(spec)
+    born(child)
     try:
         return child, *_converse(child, line, seconds, most)
     finally:
         child.kill()
         while not child.reap():
             time.sleep(0.0005)
+        gone(child)
         child.close()
 
 

@@ -185,6 +185,16 @@ def test_a_tool_that_no_plugin_has_is_run_as_before(run, root, where, tmp_path):
     assert demo == '{"n":1}'
 
 
+def test_a_tool_that_the_daemon_does_not_have_is_run_as_before(run, root, shared):
+    results = run(
+        calls(("AID.DEMO.ECHO.v1", {"n": 1}), ("AID.OK.v1", {}), ("AID.FAIL.v1", {})),
+        MACHINA_ROOT=str(root),
+        MACHINA_BROKER_SOCKET=shared.path,
+    )
+    assert results[:2] == ['{"n":1}', '{"cli":1}']
+    assert results[2]["type"] == "tool_error"
+
+
 def test_without_plugins_a_machina_root_hides_the_demo_tools(run, root):
     results = run(calls(("AID.DEMO.ECHO.v1", {}), ("AID.OK.v1", {})), MACHINA_ROOT=str(root))
     assert results[0]["type"] == "crash", "as its own command said"

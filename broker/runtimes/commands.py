@@ -1,0 +1,154 @@
+"""[[oneshot]] in the daemon: a process for each call, watched by a thread; so many at once, the rest waits its turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from broker import errors
+from broker.config import Limits
+from broker.config import OneShot as Settings
+from broker.errors import Refusal
+from broker.model import HUNG_UP, Judge, Work
+from broker.observe.log import Log
+from broker.policy.admission import Queue
+from broker.pool import verdicts
+from broker.pool.core import Core
+from broker.pool.process import Process
+from broker.runtimes.oneshot import count, run_command
+
+
+class Commands:
+    """One command: a runtime whose calls cost a start each time."""
+
+    def __init__(self, settings: Settings, limits: Limits, core: Core, log: Log) -> None:
+        self.settings = settings
+        self.source = " ".join(settings.command)
+        self.timeout = settings.timeout_seconds or limits.timeout_seconds
+        self.queue = Queue()
+        self.running = 0
+        self.calls = 0
+        self._limits = limits
+        self._core = core
+        self._log = log
+        self._threads = ThreadPoolExecutor(settings.max, thread_name_prefix="broker-command")
+        self._children: set[Process] = set()
+        self._children_lock = threading.Lock()
+        self.closed: Refusal | None = None
+
+    # --- work in ----------------------------------------------------------------------------------------------------
+
+    def submit(self, work: Work, now: float) -> None:
+        if self.closed is not None:
+            self._core.policy.rehome(work, self.closed)
+            return
+        self._core.queued_bytes += work.weight()
+        self.queue.push(work, now)
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts what may run now, each caller in turn."""
+        for lane in self.queue:
+            while lane.lines and self.running < self.settings.max and self._core.processes < self._limits.processes:
+                work = lane.pop(1)
+                if work is None:
+                    break
+                self._core.queued_bytes -= work.weight()
+                self._start(work)
+            self.queue.turn(lane)
+
+    def _start(self, work: Work) -> None:
+        self.running += 1
+        self._core.processes += 1
+        if work.ticket is not None:
+            work.ticket.handed_over()
+        call = self._threads.submit(self._run, work)
+        call.add_done_callback(lambda done: self._core.loop.call_soon_threadsafe(self._ended, work, done.result()))
+
+    def _run(self, work: Work) -> bytes | Refusal:
+        """In a thread."""
+        try:
+            return run_command(
+                self.settings, self._limits, work.tool.name, work.lines, work.timeout, self._born, self._gone
+            )
+        except Exception as error:
+            return Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}", ran=True)
+
+    def _born(self, child: Process) -> None:
+        with self._children_lock:
+            self._children.add(child)
+
+    def _gone(self, child: Process) -> None:
+        with self._children_lock:
+            self._children.discard(child)
+
+    def _ended(self, work: Work, outcome: bytes | Refusal) -> None:
+        self.running -= 1
+        self.calls += 1
+        self._core.processes -= 1
+        count(self._core.policy, work.tool, outcome)
+        if isinstance(outcome, Refusal):
+            if outcome.ran:
+                self._log.warning("command failed", aid=work.tool.name, reason=outcome.text)
+            work.sink.refuse(work, outcome)
+        else:
+            work.sink.deliver(work, outcome if work.ids is None else _with_id(outcome, work.ids), 1)
+        self.pump()
+        self._core.flush()
+
+    # --- what happens elsewhere -------------------------------------------------------------------------------------
+
+    def revise(self, judge: Judge, index: int | None = None) -> None:
+        for lane in self.queue:
+            if index is None or lane.tool.index == index:
+                waiting = lane.clear()
+                self.queue.turn(lane)
+                for work in waiting:
+                    refusal = judge(work)
+                    if refusal is None:
+                        self.queue.push(work, work.queued)
+                    else:
+                        self._refuse(work, refusal)
+
+    def _refuse(self, work: Work, refusal: Refusal) -> None:
+        self._core.queued_bytes -= work.weight()
+        work.sink.refuse(work, refusal)
+
+    def forget(self, caller: Hashable) -> None:
+        for work in self.queue.remove(caller):
+            self._refuse(work, HUNG_UP)
+
+    def expire(self, now: float) -> None:
+        for work in self.queue.overdue(now - self._limits.queue_seconds):
+            self._refuse(work, verdicts.overloaded(work.tool.name, self._limits.queue_seconds))
+        self.pump()
+
+    def drain(self, refusal: Refusal) -> None:
+        """What waits goes elsewhere or is refused; what runs may end."""
+        self.closed = refusal
+        for work in self.queue.clear():
+            self._core.queued_bytes -= work.weight()
+            self._core.policy.rehome(work, refusal)
+
+    def close(self, refusal: Refusal) -> None:
+        """Ends every process; their calls are answered `crash`."""
+        self.drain(refusal)
+        with self._children_lock:
+            for child in self._children:
+                child.kill()
+        self._threads.shutdown(wait=False)
+
+    def busy(self) -> bool:
+        return self.running > 0 or bool(self.queue)
+
+    alive = busy
+
+
+def _with_id(line: bytes, ids: bytes) -> bytes:
+    """The caller's id comes first; one of the command's own has no meaning here."""
+    members = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    members.pop("id", None)
+    return msgspec.json.encode({"id": msgspec.Raw(ids[:-1]), **members}) + b"\n"
