@@ -275,26 +275,31 @@ class Fleet:
                 waiter.refusal = refusal
                 waiter.wake()
 
-    def drop(self, host: TalkingHost, reason: str) -> str:
-        """Kills it. Why it ended, in words."""
-        host.busy = False
+    def end(self, host: TalkingHost, reason: str) -> str:
+        """Kills it; its place is kept until it is buried. Why it ended, in words."""
         host.end()
         words = host.obituary(reason)
         self.last_reason = words
         self._log.warning("toolhost died", pool=self.name, pid=host.process.pid, reason=words)
-        self._bury(host)
+        return words
+
+    def drop(self, host: TalkingHost, reason: str) -> str:
+        words = self.end(host, reason)
+        self.bury(host)
         return words
 
     def died_idle(self, host: TalkingHost) -> None:
         """Nobody's call was in it. If it has never done anything, it did not start well."""
         host.end()
         words = host.obituary("died while it was idle")
-        self._bury(host)
+        self.bury(host)
         if not host.calls and time.monotonic() - host.born < SETTLED_SECONDS:
             with self._lock:
                 self._start_failed(words)
 
-    def _bury(self, host: TalkingHost) -> None:
+    def bury(self, host: TalkingHost) -> None:
+        """Another one may take its place."""
+        host.busy = False
         with self._lock:
             self._leaving.pop(host, None)
             if host in self._hosts:
@@ -346,7 +351,7 @@ class Fleet:
                 del self._leaving[host]
         for host in gone:
             host.end()
-            self._bury(host)
+            self.bury(host)
 
     # --- the plugin -------------------------------------------------------------------------------------------------
 
@@ -408,7 +413,7 @@ class Fleet:
             while not host.process.reap() and time.monotonic() < deadline:
                 time.sleep(0.001)
             host.end()
-            self._bury(host)
+            self.bury(host)
 
     def abandon(self) -> None:
         """After a fork: the toolhosts are the parent's; only our copies of their pipes are closed."""

@@ -203,16 +203,16 @@ class Threads:
             return verdicts.no_lease(tool.name, error)
         if verdict in (CHANGED, GONE, UNASKED):
             return self._not_answered(host, tool, STARTUP_SECONDS, verdict)
-        reason = self.fleet.drop(host, "did not answer when it was asked for a lease")
-        return self._failed(tool, verdicts.no_lease(tool.name, reason))
+        reason = self.fleet.end(host, "did not answer when it was asked for a lease")
+        return self._lost(host, tool, verdicts.no_lease(tool.name, reason))
 
     def _not_answered(self, host: TalkingHost, tool: Tool, seconds: float, verdict: int) -> Refusal | None:
         if verdict == STOPPED:
             return self._stopped(host, tool)
         if verdict == LATE:
             self.fleet.counts["timeout"] += 1
-            self.fleet.drop(host, "ran into a timeout")
-            return self._failed(tool, verdicts.timeout(tool.name, seconds))
+            self.fleet.end(host, "ran into a timeout")
+            return self._lost(host, tool, verdicts.timeout(tool.name, seconds))
         if verdict == CHANGED:
             self.fleet.changed(host)
             return AGAIN
@@ -224,7 +224,7 @@ class Threads:
             return None
         self.fleet.counts["crash"] += 1
         reason = "closed its output" if verdict == ENDED else f"cannot be talked to: {os.strerror(-verdict)}"
-        return self._failed(tool, verdicts.crash(tool.name, self.fleet.drop(host, reason)))
+        return self._lost(host, tool, verdicts.crash(tool.name, self.fleet.end(host, reason)))
 
     def _stopped(self, host: TalkingHost, tool: Tool) -> Refusal:
         stopped = host.taken.stopped
@@ -233,8 +233,15 @@ class Threads:
             return self._failed(tool, verdicts.oversize(tool.name, self._limits.reply_bytes))
         what = "said far more than it was asked" if stopped == lib.TB_REPLY_STRANGER else host.junk()
         self._distrust(host, tool, what, count=False)
-        self.fleet.drop(host, what)
-        return self._failed(tool, verdicts.bad_reply(tool.name, what))
+        self.fleet.end(host, what)
+        return self._lost(host, tool, verdicts.bad_reply(tool.name, what))
+
+    def _lost(self, host: TalkingHost, tool: Tool, refusal: Refusal) -> Refusal:
+        """The breaker is told before anybody can have the toolhost's place: what opens it stops the next call."""
+        try:
+            return self._failed(tool, refusal)
+        finally:
+            self.fleet.bury(host)
 
     def _failed(self, tool: Tool, refusal: Refusal) -> Refusal:
         with self._lock:
