@@ -111,8 +111,8 @@ class Control:
         now = time.monotonic()
         try:
             lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, connection.principal, now)
-        except TooMany:
-            return Refusal(errors.OVERLOADED, "there are too many leases alive; `broker lease list` shows them")
+        except TooMany as error:
+            return Refusal(errors.OVERLOADED, str(error))
         broker.audit.write("lease_issued", connection.principal, lease.tool, lease.tier, lease.token)
         return {
             "token_id": lease.token,

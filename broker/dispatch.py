@@ -85,9 +85,13 @@ class Dispatcher:
                 self._duplicate(entry, call, caller, sink)
                 return None
             ticket.key = key
-        refusal = self._breaker(ticket, now) or self._lease(ticket, caller, call.tool, now)
-        if refusal is None:
-            refusal = ticket.begin(now)
+        try:
+            refusal = self._breaker(ticket, now) or self._lease(ticket, caller, call.tool, now)
+            if refusal is None:
+                refusal = ticket.begin(now)
+        except BaseException:
+            ticket.hand_back()
+            raise
         if refusal is not None:
             ticket.hand_back()
         return refusal
@@ -160,6 +164,13 @@ class Dispatcher:
         """Of a call that waits in a queue: may it run, as its tool, its caller and its lease are now?"""
         ticket = work.ticket if isinstance(work.ticket, Ticket) else None
         return self.rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
+
+    def broken(self, work: Work) -> Refusal | None:
+        """The breaker has opened since the call was admitted, and it is not the probe."""
+        breaker, ticket = work.tool.breaker, work.ticket
+        if breaker.state is State.CLOSED or (isinstance(ticket, Ticket) and ticket.probes(breaker)):
+            return None
+        return self._breaker_open(work.tool, time.monotonic())
 
     def revise(self) -> None:
         """Rights or leases have changed: also for those who wait."""

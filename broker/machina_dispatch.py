@@ -284,6 +284,15 @@ def _refused_by(aid: str, refusal: Refusal) -> dict[str, Any]:
     return _refused(aid, refusal.kind.code, refusal.text, str(refusal.extra.get("reason", "")))
 
 
+def _after_fork() -> None:
+    """The lock may have been another thread's."""
+    global _finding
+    _finding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def reset() -> None:
     """Ends what calls went through; the next one looks at the environment and broker.toml again."""
     global _way, _inside, _outside
@@ -296,7 +305,7 @@ def reset() -> None:
 
 # --- in an existing Machina tree --------------------------------------------------------------------------------------
 
-_originals: list[tuple[ModuleType, Any]] = []
+_originals: dict[ModuleType, Any] = {}  # a tree's dispatcher, and what its function was
 
 
 class _Hook:
@@ -344,8 +353,8 @@ def uninstall() -> None:
     global _tree
     if _hook in sys.meta_path:
         sys.meta_path.remove(_hook)
-    for module, original in _originals:
-        setattr(module, FUNCTION, original)
+    for original in _originals.values():
+        _swap(run_machina_toolhost, original)
     _originals.clear()
     if _tree is not None:
         _tree = None
@@ -359,10 +368,18 @@ def _replace_in(tree: ModuleType) -> None:
         return
     _tree = tree
     reset()
-    for module in [tree, *sys.modules.values()]:
-        if getattr(module, "__dict__", {}).get(FUNCTION) is original:
-            _originals.append((module, original))
-            setattr(module, FUNCTION, run_machina_toolhost)
+    _originals[tree] = original
+    _swap(original, run_machina_toolhost)
+
+
+def _swap(old: Any, new: Any) -> None:
+    """Wherever a module has imported it, by whatever name. Our own modules keep theirs."""
+    for module in list(sys.modules.values()):
+        members = getattr(module, "__dict__", None)
+        if not isinstance(members, dict) or members.get("__name__") == __name__ or members is globals():
+            continue
+        for name in [name for name, value in list(members.items()) if value is old]:
+            members[name] = new
 
 
 def main(arguments: list[str]) -> int:

@@ -116,6 +116,10 @@ class Ticket(Protocol):
     def urgent(self) -> bool:
         """Others wait for its outcome."""
 
+    @property
+    def handed(self) -> bool:
+        """A toolhost has been given the call: it may have run."""
+
     def handed_over(self) -> None:
         """Told right before a toolhost gets the call: from now on it may run."""
 

@@ -60,6 +60,7 @@ class Ticket:
         "call",
         "caller",
         "entry",
+        "handed",
         "key",
         "lease",
         "since",
@@ -80,6 +81,7 @@ class Ticket:
         self.key: Hashable = None
         self.entry: Entry | None = None
         self.lease: Lease | None = None
+        self.handed = False  # a toolhost has been given the call
         self.since = 0.0  # it has been waiting for its session
         self.weight = 0  # bytes that it holds meanwhile
 
@@ -155,6 +157,7 @@ class Ticket:
 
     def handed_over(self) -> None:
         """A toolhost is given the call: its lease is spent, and that is written down before anything can happen."""
+        self.handed = True
         if self.lease is not None and not self.lease.used:
             self._dispatcher.leases.use(self.lease)
             self._note("lease_used", self.lease)
@@ -171,7 +174,7 @@ class Ticket:
             self._leave(sessions.after_reply(self._slots, lines), now)
         if self._probe is not None:
             breaker, number = self._probe
-            if work.tool.counts_errors and _is_error(lines):
+            if work.tool.counts_errors and is_error(lines):
                 breaker.probe_failed(number, OWN_ERROR, now)
             else:
                 breaker.probe_passed(number)
@@ -261,7 +264,7 @@ class _Outcome(msgspec.Struct):
     status: str | None = None
 
 
-def _is_error(line: bytes) -> bool:
+def is_error(line: bytes) -> bool:
     """A tool's own: `status` is read first, `ok` where it is missing."""
     try:
         outcome = msgspec.json.decode(line, type=_Outcome)

@@ -88,6 +88,8 @@ void tb_talk_free(tb_talk *t) {
     free(t);
 }
 
+void tb_talk_extend(tb_talk *t, double seconds) { t->deadline = now() + seconds; }
+
 void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch) {
     memcpy(t->peer.stamp, stamp, sizeof t->peer.stamp);
     t->peer.watch = watch;

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from broker.client.failures import CallFailed, Forbidden, Timeout, Unavailable
+from broker.client.failures import CallFailed, Forbidden
 from broker.client.reply import Reply, decode, failed, read
 from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
-from broker.client.sync import LONGEST_CALL, PATIENCE_SECONDS, Lost
+from broker.client.sync import LONGEST_CALL, PATIENCE_SECONDS, Lost, peer_of
+from broker.client.sync import lost_call as _failure
 
 
 class _Numbered(msgspec.Struct):
@@ -79,19 +80,24 @@ class _Connection(asyncio.Protocol):
         return next(self._numbers)
 
     async def ask(self, number: int, line: bytes, seconds: float) -> bytes:
-        await self._room.wait()
-        if self.lost is not None or self._transport is None:
-            raise Lost(str(self.lost), sent=False)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.pending[number] = future
-        self._transport.write(line)
+        sent = False
         try:
             async with asyncio.timeout(seconds):
+                await self._room.wait()
+                if self.lost is not None or self._transport is None:
+                    raise Lost(str(self.lost), sent=False)
+                future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+                self.pending[number] = future
+                self._transport.write(line)
+                sent = True
                 return await future
         except TimeoutError:
-            raise Lost(f"the broker gave no answer within {seconds:g} s", sent=True, late=True) from None
+            raise Lost(f"the broker gave no answer within {seconds:g} s", sent=sent, late=True) from None
         finally:
             self.pending.pop(number, None)
+
+    def peer(self) -> int:
+        return peer_of(self._transport.get_extra_info("socket")) if self._transport is not None else 0
 
     def close(self) -> None:
         if self._transport is not None:
@@ -109,8 +115,8 @@ class AsyncClient:
     >>> asyncio.run(main())
     {'hello': 'world'}
 
-    A call whose connection is lost is repeated only if nothing was sent, or if it has an idempotency key. One that is
-    cancelled may have run; its reply reaches nobody.
+    A call whose connection is lost is repeated only if nothing was sent, or if it has an idempotency key and the same
+    broker is still there. One that is cancelled may have run; its reply reaches nobody.
     """
 
     def __init__(self, address: Address | None = None, *, token: str = "", connect_timeout: float = 5.0) -> None:
@@ -120,6 +126,7 @@ class AsyncClient:
         self._session = secrets.token_hex(8)
         self._connection: _Connection | None = None
         self._connecting: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def __aenter__(self) -> AsyncClient:
@@ -193,33 +200,36 @@ class AsyncClient:
         return tools
 
     async def _persist(self, aid: str, once: Any, *, keyed: bool) -> bytes:
-        repeated = False
+        first: Lost | None = None  # that may have run
+        peer = 0  # who has it
         while True:
             fresh = self._connection is None
+            connection = None
             try:
-                line: bytes = await once(await self._connected())
+                connection = await self._connected()
+                if first is not None and connection.peer() != peer:
+                    raise first  # another broker does not know the key: there it would run again
+                known = connection.peer()
+                line: bytes = await once(connection)
                 return line
             except Lost as lost:
-                if not lost.late:
-                    self._drop()
-                if not lost.sent and not fresh:
+                if not lost.late and connection is self._connection:
+                    self._connection = None
+                    if connection is not None and connection.lost is None:
+                        connection.close()
+                if not lost.sent and not fresh and connection is not None and not lost.late:
                     continue  # the connection had ended: nothing has happened
-                if not keyed or lost.late or repeated:
-                    kind = Timeout if lost.late else Unavailable
-                    text = f"{lost}; the call may have run" if lost.sent else str(lost)
-                    raise kind(aid, text, ran=lost.sent) from None
-                repeated = True
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.lost is None:
-            connection.close()
+                if not keyed or lost.late or first is not None or not lost.sent:
+                    raise _failure(aid, first or lost) from None
+                first, peer = lost, known
 
     async def _connected(self) -> _Connection:
         if self._closed:
             raise Lost("this AsyncClient has been closed", sent=False)
-        if self._connecting is None:
+        if self._connecting is None or self._loop is not asyncio.get_running_loop():  # a loop of before has ended
+            self._loop = asyncio.get_running_loop()
             self._connecting = asyncio.Lock()
+            self._connection = None
         async with self._connecting:
             if self._connection is None or self._connection.lost is not None:
                 self._connection = await self._connect()
@@ -238,10 +248,19 @@ class AsyncClient:
             text = f"no broker answers at {words(self.address)}: {reason}; is `broker serve` running?"
             raise Lost(text, sent=False) from None
         if self._token:
-            number = connection.number()
-            line = b'{"id":%d,' % number + says_who(self._token)[1:]
-            reply = decode(await connection.ask(number, line, self._seconds))
-            if not reply.ok:
+            try:
+                await self._log_in(connection)
+            except BaseException:
                 connection.close()
-                raise Forbidden("_auth", reply.error or "")
+                raise
         return connection
+
+    async def _log_in(self, connection: _Connection) -> None:
+        number = connection.number()
+        line = b'{"id":%d,' % number + says_who(self._token)[1:]
+        try:
+            reply = decode(await connection.ask(number, line, self._seconds))
+        except Lost as lost:  # of the call itself, nothing was sent
+            raise Lost(str(lost), sent=False, late=lost.late) from None
+        if not reply.ok:
+            raise Forbidden("_auth", reply.error or "")

@@ -6,6 +6,7 @@ Threads run their calls themselves. After a fork the child starts with nothing: 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from broker.model import HUNG_UP, Tool, Work
 from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
 from broker.policy.idempotency import Entry
-from broker.policy.leases import tier_of
+from broker.policy.leases import TooMany, tier_of
 from broker.policy.rights import Book
 from broker.pool.fleet import Shared
 from broker.pool.threads import AGAIN, Threads
@@ -159,6 +160,10 @@ class Embedded:
     def _on_tools(self, runtime: Threads) -> Callable[[list[Any]], None]:
         def changed(tools: list[Any]) -> None:
             registry = self.dispatcher.registry
+            names = {info.aid for info in tools}
+            for tool in [tool for tool in self._fallen_back if tool.name in names]:
+                self._fallen_back.remove(tool)
+                registry.remove(tool)
             gone = registry.replace(runtime, tools)
             self.dispatcher.changed(registry.of(runtime), gone)
 
@@ -166,11 +171,12 @@ class Embedded:
 
     def _forget(self) -> None:
         """In the child of a fork."""
-        for runtime in self.runtimes:
-            runtime.fleet.abandon()
-        self._starting = threading.Lock()
         self._plain = {}
         self._pid = 0
+        self._starting = threading.Lock()
+        runtimes, self.runtimes = self.runtimes, []
+        for runtime in runtimes:
+            runtime.fleet.abandon()
 
     def _here(self) -> None:
         """The first call after a fork starts anew."""
@@ -184,7 +190,7 @@ class Embedded:
         if self._closed:
             return
         self._closed = True
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # a child that has not called since its fork has nothing to end
             return
         with self._lock:
             self.dispatcher.draining = True
@@ -195,6 +201,10 @@ class Embedded:
         self._shared.stop()
         self.dispatcher.audit.close()
         remove_directory(self._private)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
 
     def __enter__(self) -> Embedded:
         return self
@@ -247,11 +257,16 @@ class Embedded:
     def issue_lease(self, aid: str, *, tier: int | None = None, ttl: float | None = None) -> str:
         """A single-use token for a tool above tier 0. Whoever holds the Embedded is its operator."""
         self._here()
+        if self._closed:
+            raise failure(aid, CLOSED)
         with self._lock:
             tool = self.dispatcher.registry.get(aid)
             if tier is None:
                 tier = tool.tier if tool is not None else tier_of(aid, ())
-            lease = self.dispatcher.leases.issue(aid, tier, ttl, self.principal, time.monotonic())
+            try:
+                lease = self.dispatcher.leases.issue(aid, tier, ttl, self.principal, time.monotonic())
+            except TooMany as error:
+                raise failure(aid, Refusal(errors.OVERLOADED, str(error))) from None
             self.dispatcher.audit.write("lease_issued", self.principal, aid, tier, lease.token)
         return lease.token
 
@@ -293,32 +308,53 @@ class Embedded:
         self, aid: str, text: str, timeout: float | None, key: str, lease: str, ds_state: Any, session: str
     ) -> bytes | Refusal:
         """A call that the policy has to look at."""
+        if self._closed:
+            return CLOSED
         self._here()
+        registry = self.dispatcher.registry
+        if registry.get(aid) is None:  # a plugin that has just been replaced may have it
+            self._look_at_plugins()
         caller = _Caller(self)
-        if self.dispatcher.registry.get(aid) is None:  # a plugin that has just been replaced may have it
-            for runtime in self.runtimes:
-                runtime.fleet.look_at_plugin()
-        with self._lock:
-            refusal = self.dispatcher.refusal()
-            tool = self.dispatcher.registry.get(aid) or self._fall_back(aid)
-            if refusal is None and tool is None:
-                refusal = Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
-            if refusal is None and tool is not None:
-                call = self._call(tool, text, timeout, key, lease, ds_state, session)
-                refusal = self.dispatcher.admit(call, caller, caller, time.monotonic())
-            self._run_deferred()
-        return refusal if refusal is not None else self._see_through(caller)
+        try:
+            with self._lock:
+                refusal = self.dispatcher.refusal()
+                tool = registry.get(aid) or self._fall_back(aid)
+                if refusal is None and tool is None:
+                    refusal = Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
+                if refusal is None and tool is not None:
+                    call = self._call(tool, text, timeout, key, lease, ds_state, session)
+                    refusal = self._too_long(text) or self.dispatcher.admit(call, caller, caller, time.monotonic())
+                self._run_deferred()
+            return refusal if refusal is not None else self._see_through(caller)
+        except BaseException:
+            self._give_up(caller)
+            raise
+
+    def _too_long(self, text: str) -> Refusal | None:
+        """As a line over a socket it would be; what it grows by as a string within a string does not count."""
+        if len(text) * 4 > self._most and len(text.encode("utf-8", "surrogatepass")) > self._most:
+            return self.dispatcher.too_large("the input")
+        return None
+
+    def _look_at_plugins(self) -> None:
+        for runtime in self.runtimes:
+            runtime.fleet.look_at_plugin()
 
     def _fall_back(self, aid: str) -> Tool | None:
         """A tool that no plugin has, where there is a command for such."""
-        if self._fallback is None:
+        if self._fallback is None or not aid or "\0" in aid:
             return None
         registry = self.dispatcher.registry
         if len(self._fallen_back) >= MOST_FALLBACKS:
             registry.remove(self._fallen_back.popleft())
         one = self._fallback(aid)
-        self._fallen_back.append(registry.add(describe(one), OneShot(one, self._shared)))
+        self._fallen_back.append(registry.add(describe(one), OneShot(one, self._shared, self._outgrown)))
         return self._fallen_back[-1]
+
+    def _outgrown(self, tool: Tool) -> bool:
+        """A plugin that has been replaced has the tool now."""
+        self._look_at_plugins()
+        return self.dispatcher.registry.get(tool.name) is not tool
 
     def _call(
         self, tool: Tool, text: str, timeout: float | None, key: str, lease: str, ds_state: Any, session: str
@@ -335,36 +371,37 @@ class Embedded:
 
     def _see_through(self, caller: _Caller) -> bytes | Refusal:
         """Until the call is answered: by this thread, or by another one that runs the same."""
-        work: Work | None = None
-        try:
-            while caller.answer is None:
-                work, caller.work = caller.work, None
-                if work is None:
-                    caller.sleep(LOOK_SECONDS)
-                    with self._lock:
-                        self.dispatcher.expire(time.monotonic())
-                        self._run_deferred()
-                    continue
-                outcome = work.tool.runtime.run(  # type: ignore[attr-defined]
-                    work.tool, work.lines, work.timeout, caller, work.ticket
-                )
+        look = min(LOOK_SECONDS, self.settings.limits.queue_seconds / 4)
+        while caller.answer is None:
+            work = caller.work
+            if work is None:
+                caller.sleep(look)
                 with self._lock:
-                    self._settle(work, outcome)
-                    work = None
+                    self.dispatcher.expire(time.monotonic())
                     self._run_deferred()
-        except BaseException:
-            caller.leave()
+                continue
+            outcome = work.tool.runtime.run(  # type: ignore[attr-defined]
+                work.tool, work.lines, work.timeout, caller, work.ticket
+            )
             with self._lock:
-                if work is not None:
-                    work.sink.refuse(work, INTERRUPTED if work.ticket is None or work.ticket.once else HUNG_UP)
-                self.dispatcher.hung_up(caller)
+                caller.work = None
+                self._settle(work, outcome)
                 self._run_deferred()
-            raise
         return caller.answer
+
+    def _give_up(self, caller: _Caller) -> None:
+        """A signal's handler has raised: what has not run is given back, or handed on to who waits for the same."""
+        caller.leave()
+        with self._lock:
+            work, caller.work = caller.work, None
+            if work is not None and work.ticket is not None:
+                work.sink.refuse(work, INTERRUPTED if work.ticket.handed else HUNG_UP)
+            self.dispatcher.hung_up(caller)
+            self._run_deferred()
 
     def _settle(self, work: Work, outcome: bytes | Refusal) -> None:
         if outcome is AGAIN:  # the plugin has been replaced: its tool may be another one, or gone
-            refusal = self.dispatcher.judge(work)
+            refusal = self.dispatcher.judge(work) or self.dispatcher.broken(work)
             if self.dispatcher.registry.get(work.tool.name) is not work.tool:
                 refusal = Refusal(errors.NOT_FOUND, f"tool not found: {work.tool.name}")
             if refusal is None:

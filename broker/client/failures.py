@@ -13,12 +13,12 @@ class CallFailed(Exception):
 
     kind: ClassVar[Kind] = errors.INTERNAL
 
-    def __init__(self, aid: str, text: str, *, ran: bool | None = None, **more: Any) -> None:
+    def __init__(self, aid: str, text: str, *, ran: bool | None = None, more: dict[str, Any] | None = None) -> None:
         super().__init__(f"{self.kind.code}: {text}" if text else self.kind.code)
         self.aid = aid
         self.text = text
         self.ran = self.kind.fault is errors.Fault.TOOL if ran is None else ran
-        self.more = more  # what else the reply said: reason, tier, retry_after, next_probe_ms …
+        self.more = more or {}  # what else the reply said: reason, tier, retry_after, next_probe_ms …
 
     @property
     def code(self) -> str:
@@ -120,4 +120,4 @@ BY_CODE[errors.INTERNAL.code] = Internal
 
 def failure(aid: str, refusal: Refusal) -> CallFailed:
     """What a caller gets to see of a refusal."""
-    return BY_CODE[refusal.kind.code](aid, refusal.text, ran=refusal.ran, **refusal.extra)
+    return BY_CODE[refusal.kind.code](aid, refusal.text, ran=refusal.ran, more=refusal.extra)

@@ -76,7 +76,7 @@ def failed(aid: str, wire: Wire, line: bytes) -> CallFailed:
         more = _decode_any(line)
         for known in ("id", "ok", "status", "error", "type", "aid"):
             more.pop(known, None)
-        return BY_CODE[wire.type](aid, text, **more)
+        return BY_CODE[wire.type](aid, text, more=more)
     if wire.status is UNSET and text.startswith("tool not found"):
         return NotFound(aid, text)
-    return ToolError(aid, text or f"status {wire.status}", output_json=wire.text())
+    return ToolError(aid, text or f"status {wire.status}", more={"output_json": wire.text()})

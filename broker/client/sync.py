@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ class _Connection:
             raise Lost(
                 f"no broker answers at {words(address)}: {reason}; is `broker serve` running?", sent=False
             ) from None
+        self.peer = peer_of(self._socket)
         self._socket.setblocking(False)
         fd = self._socket.fileno()
         peer = ffi.new("tb_peer *")
@@ -86,7 +88,7 @@ class _Connection:
 
     def replies(self) -> list[bytes]:
         data: bytes = ffi.buffer(self._taken.data, self._taken.len)[:]
-        return data.splitlines()
+        return data.split(b"\n")[:-1]
 
     def _farewell(self) -> str:
         lines = self.replies()
@@ -94,6 +96,14 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def peer_of(sock: Any) -> int:
+    """The process at the other end of a Unix socket; 0 where that cannot be told."""
+    if sock.family != socket.AF_UNIX:
+        return 0
+    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
 
 
 class Client:
@@ -104,7 +114,8 @@ class Client:
     ...     tools.call("AID.DEMO.ECHO.v1", {"hello": "world"}).output
     {'hello': 'world'}
 
-    A call whose connection is lost is repeated only if nothing was sent, or if it has an idempotency key.
+    A call whose connection is lost is repeated only if nothing was sent, or if it has an idempotency key and the same
+    broker is still there.
     """
 
     def __init__(self, address: Address | None = None, *, token: str = "", connect_timeout: float = 5.0) -> None:
@@ -163,7 +174,7 @@ class Client:
         try:
             return self._ask(line, 1, seconds, keyed=keyed)[0]
         except Lost as lost:
-            raise _failure(aid, lost) from None
+            raise lost_call(aid, lost) from None
 
     def call_many(self, calls: Iterable[tuple[str, Any]]) -> list[Reply | CallFailed]:
         """Runs (aid, inputs) pairs, many under way at once; results are in their order, failures among them."""
@@ -177,7 +188,7 @@ class Client:
         try:
             lines = self._ask(b"".join(line for _, line in calls), len(calls), LONGEST_CALL + PATIENCE_SECONDS)
         except Lost as lost:
-            return [_failure(aid, lost) for aid, _ in calls]
+            return [lost_call(aid, lost) for aid, _ in calls]
         return [_read(aid, line) for (aid, _), line in zip(calls, lines, strict=True)]
 
     def tools(self) -> list[dict[str, Any]]:
@@ -192,19 +203,28 @@ class Client:
     # --- connections ------------------------------------------------------------------------------------------------
 
     def _ask(self, lines: bytes, count: int, seconds: float, *, keyed: bool = False) -> list[bytes]:
-        repeated = False
+        first: Lost | None = None  # that may have run
+        peer = 0  # who has it
         while True:
             fresh = not self._idle
-            connection = self._connect()
+            try:
+                connection = self._connect()
+            except Lost as lost:
+                raise first or lost from None
+            if first is not None and connection.peer != peer:
+                connection.close()
+                raise first  # another broker does not know the key: there it would run again
             try:
                 replies = connection.ask(lines, count, seconds)
             except Lost as lost:
                 connection.close()
                 if not lost.sent and not fresh:
                     continue  # an idle connection had ended: nothing has happened
-                if not keyed or lost.late or repeated:
+                if not keyed or lost.late or first is not None:
+                    raise first or lost from None
+                first, peer = (lost, connection.peer) if lost.sent else (None, 0)
+                if first is None:
                     raise
-                repeated = True
             except BaseException:
                 connection.close()
                 raise
@@ -229,7 +249,7 @@ def _read(aid: str, line: bytes) -> Reply | CallFailed:
         return failure
 
 
-def _failure(aid: str, lost: Lost) -> CallFailed:
+def lost_call(aid: str, lost: Lost) -> CallFailed:
     kind = Timeout if lost.late else Unavailable
     return kind(aid, f"{lost}; the call may have run" if lost.sent else str(lost), ran=lost.sent)
 

@@ -46,8 +46,9 @@ class Audit:
             self._lost = 0
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def default_path(environ: Mapping[str, str]) -> str:

@@ -34,7 +34,7 @@ def _any(words: Sequence[str], side_effects: Sequence[str]) -> bool:
 
 def fingerprint(token: str) -> str:
     """What logs may show of a token."""
-    return hashlib.sha256(token.encode()).hexdigest()[:16]
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Lease:
@@ -62,6 +62,9 @@ class Counts(NamedTuple):
 class TooMany(Exception):
     """The table is full of leases that are alive."""
 
+    def __init__(self) -> None:
+        super().__init__("there are too many leases alive; `broker lease list` shows them")
+
 
 class Leases:
     def __init__(self, most: int = MOST_LEASES) -> None:
@@ -81,7 +84,7 @@ class Leases:
         """The lease, now nobody else's; or the reason why it does not open this tool."""
         lease = self._by_digest.get(_digest(token))
         reason = ""
-        if lease is None or not hmac.compare_digest(lease.token.encode(), token.encode()):
+        if lease is None or not hmac.compare_digest(lease.token.encode(), token.encode("utf-8", "surrogatepass")):
             reason = "lease not found"
         elif lease.spent:
             reason = "lease already consumed"

@@ -103,6 +103,7 @@ class Fleet:
         self._hosts: set[TalkingHost] = set()
         self._leaving: dict[TalkingHost, float] = {}  # asked to leave, when
         self._starting = 0
+        self._missing: set[TalkingHost] = set()
         self._waited = 0.0  # seconds that threads have spent waiting since the last start
         self.waiters: deque[Waiter] = deque()
         self._reading_plugin = threading.Lock()
@@ -153,13 +154,29 @@ class Fleet:
             if self._leaving:
                 self._bury_leavers(now)
             if self._may_start(now, self._waited + now - begin):
-                self._start()
-            else:
-                waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
+                threading.Thread(target=self._start, name="broker-start", daemon=True).start()
+            waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
 
     def _forget(self, waiter: Waiter) -> None:
         with contextlib.suppress(ValueError):
             self.waiters.remove(waiter)
+
+    def _take_all_idle(self) -> list[TalkingHost]:
+        """One by one: others take and give without the lock."""
+        taken = []
+        while True:
+            try:
+                taken.append(self.idle.pop())
+            except IndexError:
+                return taken[::-1]
+
+    def _find_lost(self, idle: list[TalkingHost]) -> list[TalkingHost]:
+        """A signal's handler may raise between two of our lines, and leave a toolhost to nobody: it is missing at two
+        looks in a row."""
+        missing = {host for host in self._hosts if not host.busy} - set(idle) - set(self._leaving)
+        lost = missing & self._missing
+        self._missing = missing - lost
+        return list(lost)
 
     def _serve(self) -> None:
         """Idle toolhosts go to those who wait, in order. With the lock."""
@@ -175,8 +192,12 @@ class Fleet:
 
     def give(self, host: TalkingHost) -> None:
         """The thread does not need it any more."""
+        if self.closed is not None:
+            host.end()
+            self.bury(host)
+            return
         host.busy = False
-        if host.generation != self.generation or self.closed is not None:
+        if host.generation != self.generation:
             self._retire(host)
         elif host.max_calls and host.calls >= host.max_calls:
             self._recycle(host, "call count")
@@ -216,36 +237,25 @@ class Fleet:
             return True
 
     def _start(self) -> None:
-        """Starts one and waits until it answers; then whoever waits gets it."""
+        """Starts one and waits until it answers; then whoever waits gets it. In a thread of its own: those who wait may
+        be given another one meanwhile, or be interrupted."""
         with self._lock:
             spec, stamp, generation = self._spec, self._stamp, self.generation
         host = None
-        reason = ""
-        try:
-            child = self._shared.spawn(spec)
-            now = time.monotonic()
-            if isinstance(child, SpawnError):
-                reason = str(child)
-            else:
-                host = TalkingHost(child, self.program, self.limits, stamp, generation, now)
-                fence = fence_name()
-                verdict = host.ask(fence_line(fence), STARTUP_SECONDS)
-                if verdict == DONE:
-                    host.quotes = fence in host.reply()
-                    host.rss = process.resident(child.pid)
-                elif verdict != CHANGED:
-                    what = (
-                        "said something else than a reply"
-                        if verdict == STOPPED
-                        else "did not answer when it was started"
-                    )
-                    host.end()
-                    reason = host.obituary(what)
-        except BaseException:
-            reason = reason or "its start was interrupted"
-            raise
-        finally:
-            self._started(host, reason)
+        child = self._shared.spawn(spec)
+        reason = str(child) if isinstance(child, SpawnError) else ""
+        if isinstance(child, Process):
+            host = TalkingHost(child, self.program, self.limits, stamp, generation, time.monotonic())
+            fence = fence_name()
+            verdict = host.ask(fence_line(fence), STARTUP_SECONDS)
+            if verdict == DONE:
+                host.quotes = fence in host.reply()
+                host.rss = process.resident(child.pid)
+            elif verdict != CHANGED:
+                host.end()
+                said = "said something else than a reply" if verdict == STOPPED else "did not answer"
+                reason = host.obituary(f"{said} when it was started")
+        self._started(host, reason)
 
     def _started(self, host: TalkingHost | None, reason: str) -> None:
         with self._lock:
@@ -326,7 +336,10 @@ class Fleet:
                 return
             self.next_look = now + (GRACE_SECONDS / 4 if self._leaving else LOOK_SECONDS)
             self.starts.succeeded()
-            idle, self.idle[:] = list(self.idle), []
+            idle = self._take_all_idle()
+            lost = self._find_lost(idle)
+        for host in lost:
+            self.drop(host, "was lost: the thread that had it was interrupted")
         self._bury_leavers(now)
         spare = len(self._hosts) - self.settings.min
         growth = self.settings.max_rss_growth_mb * 1024 * 1024
@@ -382,7 +395,7 @@ class Fleet:
                 self.generation += 1
                 self.starts = Starts()
                 self.problem = ""
-                old, self.idle[:] = list(self.idle), []
+                old = self._take_all_idle()
         except Exception as error:  # a ConfigError says it well; anything else must not hold the calls either
             self.problem = str(error) if isinstance(error, ConfigError) else repr(error)
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
@@ -401,7 +414,7 @@ class Fleet:
                 waiter.refusal = refusal
                 waiter.wake()
             self.waiters.clear()
-            idle, self.idle[:] = list(self.idle), []
+            idle = self._take_all_idle()
             leaving = [*self._leaving, *idle]
             running = self._hosts - set(leaving)
         for host in idle:
@@ -409,6 +422,8 @@ class Fleet:
         for host in running:
             host.process.kill()
         deadline = time.monotonic() + GRACE_SECONDS
+        while self._starting and time.monotonic() < deadline:
+            time.sleep(0.001)
         for host in leaving:
             while not host.process.reap() and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -418,4 +433,8 @@ class Fleet:
     def abandon(self) -> None:
         """After a fork: the toolhosts are the parent's; only our copies of their pipes are closed."""
         for host in {*self._hosts, *self._leaving}:
-            host.release()
+            with contextlib.suppress(OSError):  # another thread may have been closing it just then
+                host.release()
+        self._hosts.clear()
+        self._leaving.clear()
+        self.idle.clear()

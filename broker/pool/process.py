@@ -28,6 +28,16 @@ _births = threading.Lock()  # held from fork until the child is in `_ours`
 _ours: set[int] = set()  # started by us and not reaped yet
 
 
+def _after_fork() -> None:
+    """In a forked child nobody holds the lock, and nothing was started."""
+    global _births
+    _births = threading.Lock()
+    _ours.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Rlimits(NamedTuple):
     """Bytes, counts, seconds; negative: as ours."""
 
@@ -98,19 +108,21 @@ class Process:
         return f"exited with code {os.WEXITSTATUS(self.status)}"
 
     def close_stdin(self) -> None:
-        self.stdin = closed(self.stdin)
+        fd, self.stdin = self.stdin, -1
+        close(fd)
 
     def close(self) -> None:
+        """Each number is forgotten before it is closed: whatever interrupts us, none is closed twice."""
         self.close_stdin()
-        self.stdout = closed(self.stdout)
-        self.stderr = closed(self.stderr)
-        self.pidfd = closed(self.pidfd)
+        fds = self.stdout, self.stderr, self.pidfd
+        self.stdout = self.stderr = self.pidfd = -1
+        for fd in fds:
+            close(fd)
 
 
-def closed(fd: int) -> int:
+def close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-    return -1
 
 
 def environment(ours: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:

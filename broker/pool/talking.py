@@ -66,7 +66,7 @@ class TalkingHost:
         """The plugin's file is what it should be, or the best that there is: only a change from now on counts."""
         if self._plugin is None:
             return
-        self._watch = process.closed(self._watch)
+        self._close_watch()
         source = str(self._plugin.source)
         if os.path.realpath(source) == source:  # a link may be turned elsewhere, and no watch sees that
             self._watch = max(-1, lib.tb_watch(self._file))
@@ -76,6 +76,14 @@ class TalkingHost:
         """One line, one reply. Signals get their turn; what stands before the fence is nobody's, and is dropped."""
         verdict = lib.tb_talk_say(self.talk, line, len(line), 1, fence, len(fence), seconds)
         while verdict == INTERRUPTED or (verdict == STOPPED and self._is_stranger()):
+            verdict = lib.tb_talk_wait(self.talk)
+        return verdict
+
+    def wait_on(self, seconds: float) -> int:
+        """For the answer to what has been asked, for so long from now on."""
+        lib.tb_talk_extend(self.talk, seconds)
+        verdict = lib.tb_talk_wait(self.talk)
+        while verdict == INTERRUPTED:
             verdict = lib.tb_talk_wait(self.talk)
         return verdict
 
@@ -104,5 +112,9 @@ class TalkingHost:
             time.sleep(0.0005)
 
     def release(self) -> None:
-        self._watch = process.closed(self._watch)
+        self._close_watch()
         self.process.close()
+
+    def _close_watch(self) -> None:
+        fd, self._watch = self._watch, -1
+        process.close(fd)

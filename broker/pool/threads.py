@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
-from _thread import get_ident
 
 from broker import errors
 from broker._native import ffi, lib
@@ -19,11 +20,23 @@ from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn
 from broker.pool.talking import CHANGED, DONE, ENDED, GONE, INTERRUPTED, LATE, STOPPED, UNASKED, TalkingHost
 from broker.runtimes.program import Program
 
+PROOF_SECONDS = 0.05  # that a newcomer's caller waits for the fence behind it
 say = lib.tb_talk_say
 
-AGAIN = Refusal(
-    errors.UNAVAILABLE, "nothing was sent"
-)  # the plugin or the breaker has changed: the gates are asked again
+# Something has changed (the plugin, the breaker) before anything was sent: the gates are asked again.
+AGAIN = Refusal(errors.UNAVAILABLE, "nothing was sent")
+
+_local = threading.local()
+_numbers = itertools.count(1)
+
+
+def this_thread() -> int:
+    """A number that no other thread has had. (The system's own are used again.)"""
+    try:
+        number: int = _local.number
+    except AttributeError:
+        number = _local.number = next(_numbers)
+    return number
 
 
 class Threads:
@@ -60,7 +73,11 @@ class Threads:
             host = fleet.idle.pop()
         except IndexError:
             return self.run(tool, line, tool.timeout, caller, None)
-        if host.thread != get_ident() or host.generation != fleet.generation or tool.breaker.state is not State.CLOSED:
+        if (
+            host.thread != this_thread()
+            or host.generation != fleet.generation
+            or tool.breaker.state is not State.CLOSED
+        ):
             fleet.idle.append(host)
             return self.run(tool, line, tool.timeout, caller, None)
         host.busy = True
@@ -150,7 +167,7 @@ class Threads:
     def _ask(self, host: TalkingHost, line: bytes, seconds: float) -> tuple[int, float]:
         """Behind a fence, if the call before was another thread's."""
         fence = b""
-        thread = get_ident()
+        thread = this_thread()
         if host.thread != thread:
             if host.thread and host.quotes:
                 fence = fence_name()
@@ -183,7 +200,14 @@ class Threads:
     def _prove(self, host: TalkingHost, tool: Tool) -> None:
         """A newcomer has said what it had to say, no more."""
         fence = fence_name()
-        verdict = host.ask(fence_line(fence), STARTUP_SECONDS)
+        verdict = host.ask(fence_line(fence), PROOF_SECONDS)
+        if verdict == LATE:  # its answer is there: nobody has to wait for this
+            rest = lambda: self._proved(host, tool, fence, host.wait_on(STARTUP_SECONDS))  # noqa: E731
+            threading.Thread(target=rest, name="broker-proof", daemon=True).start()
+        else:
+            self._proved(host, tool, fence, verdict)
+
+    def _proved(self, host: TalkingHost, tool: Tool, fence: bytes, verdict: int) -> None:
         if verdict == DONE and fence in host.reply():
             tool.clean += 1
             self.fleet.give(host)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import shutil
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,6 +20,8 @@ from broker.model import Caller, Judge, Policy, Ticket, Tool, ToolInfo, Work
 from broker.pool import process, verdicts
 from broker.pool.fleet import Shared
 from broker.pool.process import Process, SpawnError, Spec
+from broker.pool.threads import AGAIN
+from broker.ticket import is_error
 
 CHUNK = 65536
 LATE, TOO_LONG = "late", "too long"
@@ -39,9 +44,13 @@ def run_command(
     gone: Told = lambda _: None,
 ) -> bytes | Refusal:
     """The one object that it prints, or what went wrong. Blocking; whoever wants to end it is told of the process."""
-    command = (*settings.command, aid)
-    if not os.path.exists(command[0]):
-        return Refusal(errors.NOT_FOUND, f"{os.path.basename(command[0])} not found at {command[0]}")
+    program = shutil.which(settings.command[0])
+    if program is None:
+        name = os.path.basename(settings.command[0])
+        return Refusal(errors.NOT_FOUND, f"{name} not found at {settings.command[0]} (is it built, and executable?)")
+    if "\0" in aid:
+        return Refusal(errors.NOT_FOUND, f"tool not found: {aid!r}")
+    command = (program, *settings.command[1:], aid)
     spec = Spec(command, {**os.environ, **settings.env}, settings.cwd or None, fenced=False)
     try:
         child, output, said, ended = run_process(spec, line, seconds, limits.reply_bytes, born, gone)
@@ -61,7 +70,8 @@ def run_process(
     child = process.spawn(spec)
     born(child)
     try:
-        return child, *_converse(child, line, seconds, most)
+        with _no_deadly_pipes():
+            return child, *_converse(child, line, seconds, most)
     finally:
         child.kill()
         while not child.reap():
@@ -73,11 +83,12 @@ def run_process(
 class OneShot:
     """A runtime without warm processes, whose calls are run by the threads that bring them."""
 
-    def __init__(self, settings: Settings, shared: Shared) -> None:
+    def __init__(self, settings: Settings, shared: Shared, outgrown: Callable[[Tool], bool] | None = None) -> None:
         self.source = " ".join(settings.command)
         self.timeout = settings.timeout_seconds or shared.limits.timeout_seconds
         self._settings = settings
         self._shared = shared
+        self._outgrown = outgrown  # somebody else has the tool now
 
     def submit(self, work: Work, now: float) -> None:
         """The thread that brought the work runs it."""
@@ -98,6 +109,8 @@ class OneShot:
         ticket: Ticket | None,
     ) -> bytes | Refusal:
         shared = self._shared
+        if self._outgrown is not None and self._outgrown(tool):
+            return AGAIN
         if ticket is not None:
             with shared.lock:
                 ticket.handed_over()
@@ -111,7 +124,7 @@ def count(policy: Policy, tool: Tool, outcome: bytes | Refusal) -> None:
     """What the breaker has to know of it."""
     now = time.monotonic()
     if isinstance(outcome, bytes):
-        policy.answered(tool, 1, 1, now)
+        policy.answered(tool, 1, int(not is_error(outcome)), now)
     elif outcome.ran:
         tool.calls += 1
         tool.failed += 1
@@ -123,13 +136,14 @@ def _verdict(aid: str, child: Process, output: bytes, said: bytes) -> bytes | Re
         words = [text.decode(errors="replace").strip() for text in (output, said)]
         detail = "\n".join(filter(None, words)) or child.how_it_ended()
         return Refusal(errors.CRASH, f"{aid}: its process {child.how_it_ended()}: {detail[-2000:]}")
-    first = output.strip().split(b"\n", 1)[0]
-    try:
-        if isinstance(msgspec.json.decode(first), dict):
-            return first + b"\n"
-    except msgspec.DecodeError:
-        pass
-    return verdicts.bad_reply(aid, verdicts.junk(first[:160]) if first else "printed nothing")
+    text = output.strip()
+    for candidate in (text, text.split(b"\n", 1)[0]):  # all of it, in as many lines as it likes; or the first line
+        try:
+            if isinstance(msgspec.json.decode(candidate), dict):
+                return (msgspec.json.format(candidate, indent=-1) if b"\n" in candidate else candidate) + b"\n"
+        except msgspec.DecodeError:
+            pass
+    return verdicts.bad_reply(aid, verdicts.junk(text[:160]) if text else "printed nothing")
 
 
 def _converse(child: Process, line: bytes, seconds: float, most: int) -> tuple[bytes, bytes, str]:
@@ -153,11 +167,23 @@ def _converse(child: Process, line: bytes, seconds: float, most: int) -> tuple[b
                 if not data:
                     poller.unregister(fd)
         del said[: -verdicts.STDERR_KEPT]
-        if len(output) > most:
+        if len(output) > most + 2 or len(output.rstrip(b"\r\n")) > most:
             return bytes(output), bytes(said), TOO_LONG
         if dry and child.pidfd in ready and child.reap():
             return bytes(output), bytes(said), ""
     return bytes(output), bytes(said), LATE
+
+
+@contextlib.contextmanager
+def _no_deadly_pipes() -> Iterator[None]:
+    """A program may have SIGPIPE end it: a command that does not read must not take it along."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in before:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write(child: Process, left: memoryview, poller: select.poll) -> memoryview:
