@@ -285,9 +285,12 @@ def _refused_by(aid: str, refusal: Refusal) -> dict[str, Any]:
 
 
 def _after_fork() -> None:
-    """The lock may have been another thread's."""
+    """Another thread may have held the lock, or been importing what we need: in the child it never ends."""
     global _finding
     _finding = threading.Lock()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("broker.") and getattr(getattr(module, "__spec__", None), "_initializing", False):
+            del sys.modules[name]
 
 
 os.register_at_fork(after_in_child=_after_fork)

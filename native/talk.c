@@ -32,6 +32,7 @@ struct tb_talk {
     double seconds, deadline;
     double looked;    /* when */
     int deadly_pipes; /* SIGPIPE has its default: it would end the program */
+    int talking;      /* somebody is in here */
     char heard[2 * HEARD];
     size_t heard_len;
 };
@@ -232,10 +233,14 @@ static int wait_once(tb_talk *t) {
 }
 
 int tb_talk_wait(tb_talk *t) {
+    t->talking = 1;
     int verdict = tb_framer_pending(t->framer) ? digest(t) : GO_ON;
     while (verdict == GO_ON) verdict = wait_once(t);
+    t->talking = 0;
     return verdict;
 }
+
+int tb_talk_busy(const tb_talk *t) { return t->talking; }
 
 /* Between two questions a peer has nothing to say: if it has, its next answers would be somebody else's. */
 static int quiet(tb_talk *t) {

@@ -174,6 +174,7 @@ void tb_talk_free(tb_talk *t);
 int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const char *fence, size_t fence_len,
                 double seconds);
 int tb_talk_wait(tb_talk *t); /* goes on: after a signal, or past a line that TB_TALK_STOPPED at */
+int tb_talk_busy(const tb_talk *t); /* somebody is waiting for a reply */
 void tb_talk_extend(tb_talk *t, double seconds); /* what is waited for may take so long from now on */
 void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch); /* the file may be what it is now */
 const tb_taken *tb_talk_taken(const tb_talk *t); /* so far; valid until the next tb_talk_say */

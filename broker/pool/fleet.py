@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from broker._native import lib
 from broker.config import Limits
 from broker.errors import ConfigError, Refusal
 from broker.model import Caller, Judge, Policy, Ticket, Tool, ToolInfo, Work
@@ -21,11 +22,12 @@ from broker.policy.starts import Starts
 from broker.pool import process, verdicts
 from broker.pool.asides import fence_line, fence_name
 from broker.pool.process import Process, Spawner, SpawnError, Spec
-from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, STARTUP_SECONDS
+from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, STARTUP_SECONDS, this_thread
 from broker.pool.talking import CHANGED, DONE, STOPPED, TalkingHost
 from broker.runtimes.program import Program
 
 GRACE_SECONDS = 1.0  # between the end of its input and SIGKILL
+LOST_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between two looks at who is too old, too idle or too fat
 
 NOBODY: Any = None  # the sink of a work that only stands for a thread in the queue
@@ -61,6 +63,7 @@ class Waiter:
 
     def __init__(self, tool: Tool, caller: Caller) -> None:
         self.work = Work(tool, b"", 1, None, caller, NOBODY, 0.0)
+        self.thread = this_thread()
         self.host: TalkingHost | None = None
         self.refusal: Refusal | None = None
         self._bell = threading.Lock()
@@ -103,7 +106,7 @@ class Fleet:
         self._hosts: set[TalkingHost] = set()
         self._leaving: dict[TalkingHost, float] = {}  # asked to leave, when
         self._starting = 0
-        self._missing: set[TalkingHost] = set()
+        self._away: dict[TalkingHost, tuple[int, float]] = {}  # calls that it had made, since when
         self._waited = 0.0  # seconds that threads have spent waiting since the last start
         self.waiters: deque[Waiter] = deque()
         self._reading_plugin = threading.Lock()
@@ -118,7 +121,7 @@ class Fleet:
             except IndexError:
                 break
             if host.generation == self.generation:
-                host.busy = True
+                host.owner = this_thread()
                 return host
             self._retire(host)
         waiter = Waiter(tool, caller)
@@ -153,6 +156,8 @@ class Fleet:
                 return waiter.outcome() or verdicts.overloaded(waiter.work.tool.name, self.limits.queue_seconds)
             if self._leaving:
                 self._bury_leavers(now)
+            if now > self.next_look:
+                self._look(now)
             if self._may_start(now, self._waited + now - begin):
                 threading.Thread(target=self._start, name="broker-start", daemon=True).start()
             waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
@@ -170,13 +175,15 @@ class Fleet:
             except IndexError:
                 return taken[::-1]
 
-    def _find_lost(self, idle: list[TalkingHost]) -> list[TalkingHost]:
-        """A signal's handler may raise between two of our lines, and leave a toolhost to nobody: it is missing at two
-        looks in a row."""
-        missing = {host for host in self._hosts if not host.busy} - set(idle) - set(self._leaving)
-        lost = missing & self._missing
-        self._missing = missing - lost
-        return list(lost)
+    def _find_lost(self, idle: list[TalkingHost], now: float) -> list[TalkingHost]:
+        """A signal's handler may raise between two of our lines, and leave a toolhost to nobody: it is neither idle nor
+        leaving, nobody talks to it, and so it stays."""
+        away = [host for host in self._hosts - set(idle) - set(self._leaving) if not lib.tb_talk_busy(host.talk)]
+        before, self._away = self._away, {}
+        for host in away:
+            calls, since = before.get(host, (host.calls, now))
+            self._away[host] = (host.calls, since) if calls == host.calls else (host.calls, now)
+        return [host for host, (_, since) in self._away.items() if now - since > LOST_SECONDS]
 
     def _serve(self) -> None:
         """Idle toolhosts go to those who wait, in order. With the lock."""
@@ -186,7 +193,7 @@ class Fleet:
             except IndexError:  # somebody was faster
                 return
             waiter = self.waiters.popleft()
-            host.busy = True
+            host.owner = waiter.thread
             waiter.host = host
             waiter.wake()
 
@@ -196,7 +203,7 @@ class Fleet:
             host.end()
             self.bury(host)
             return
-        host.busy = False
+        host.owner = 0
         if host.generation != self.generation:
             self._retire(host)
         elif host.max_calls and host.calls >= host.max_calls:
@@ -309,7 +316,7 @@ class Fleet:
 
     def bury(self, host: TalkingHost) -> None:
         """Another one may take its place."""
-        host.busy = False
+        host.owner = 0
         with self._lock:
             self._leaving.pop(host, None)
             if host in self._hosts:
@@ -337,7 +344,7 @@ class Fleet:
             self.next_look = now + (GRACE_SECONDS / 4 if self._leaving else LOOK_SECONDS)
             self.starts.succeeded()
             idle = self._take_all_idle()
-            lost = self._find_lost(idle)
+            lost = self._find_lost(idle, now)
         for host in lost:
             self.drop(host, "was lost: the thread that had it was interrupted")
         self._bury_leavers(now)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 
 from broker.model import Tool
 
@@ -23,3 +25,16 @@ def learn(tool: Tool, sample: float) -> None:
         tool.best = sample
     else:
         tool.best += (sample - tool.best) / 16
+
+
+_local = threading.local()
+_numbers = itertools.count(1)
+
+
+def this_thread() -> int:
+    """A number that no other thread has had. (The system's own are used again.)"""
+    try:
+        number: int = _local.number
+    except AttributeError:
+        number = _local.number = next(_numbers)
+    return number

@@ -33,7 +33,7 @@ class TalkingHost:
         settings = program.settings
         self.expires = now + settings.lifetime_seconds * random.uniform(1 - JITTER, 1 + JITTER)
         self.max_calls = round(settings.max_calls * random.uniform(1 - JITTER, 1 + JITTER))
-        self.busy = True  # a thread has it
+        self.owner = 0  # the thread that has it
         self.calls = 0
         self.thread = 0  # whose call it had last
         self.tool: Tool = OURS

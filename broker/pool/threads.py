@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -16,7 +15,7 @@ from broker.pool import verdicts
 from broker.pool.asides import OURS, asks_for_a_lease, fence_line, fence_name, issue_line, issued, with_token
 from broker.pool.fleet import Fleet, Shared
 from broker.pool.process import Spec
-from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn
+from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn, this_thread
 from broker.pool.talking import CHANGED, DONE, ENDED, GONE, INTERRUPTED, LATE, STOPPED, UNASKED, TalkingHost
 from broker.runtimes.program import Program
 
@@ -25,18 +24,6 @@ say = lib.tb_talk_say
 
 # Something has changed (the plugin, the breaker) before anything was sent: the gates are asked again.
 AGAIN = Refusal(errors.UNAVAILABLE, "nothing was sent")
-
-_local = threading.local()
-_numbers = itertools.count(1)
-
-
-def this_thread() -> int:
-    """A number that no other thread has had. (The system's own are used again.)"""
-    try:
-        number: int = _local.number
-    except AttributeError:
-        number = _local.number = next(_numbers)
-    return number
 
 
 class Threads:
@@ -80,7 +67,7 @@ class Threads:
         ):
             fleet.idle.append(host)
             return self.run(tool, line, tool.timeout, caller, None)
-        host.busy = True
+        host.owner = host.thread
         try:
             now = time.monotonic()
             verdict = say(host.talk, line, len(line), 1, b"", 0, tool.timeout)
@@ -92,7 +79,7 @@ class Threads:
             host.used = tool.used = now
             host.tool = tool
             tool.untold += 1
-            host.busy = False
+            host.owner = 0
             if fleet.waiters or host.calls == host.max_calls:
                 fleet.give(host)
             else:
@@ -114,7 +101,8 @@ class Threads:
         return outcome if outcome is not None else AGAIN
 
     def _interrupted(self, host: TalkingHost) -> None:
-        if host.busy:
+        """It might still answer: it is not used again. If it has been given back before, it may be somebody else's."""
+        if host.owner == this_thread():
             self.fleet.drop(host, "was given up: its caller was interrupted")
 
     def run(self, tool: Tool, line: bytes, seconds: float, caller: Caller, ticket: Ticket | None) -> bytes | Refusal:
