@@ -429,11 +429,17 @@ class Fleet:
         for host in running:
             host.process.kill()
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._starting and time.monotonic() < deadline:
-            time.sleep(0.001)
         for host in leaving:
             while not host.process.reap() and time.monotonic() < deadline:
                 time.sleep(0.001)
+            host.end()
+            self.bury(host)
+        while (self._hosts or self._starting) and time.monotonic() < deadline:  # threads are giving up theirs
+            for host in self._take_all_idle():
+                host.end()
+                self.bury(host)
+            time.sleep(0.001)
+        for host in list(self._hosts):
             host.end()
             self.bury(host)
 
