@@ -78,10 +78,12 @@ class Dispatcher:
             except BadState as error:
                 return Refusal(errors.BAD_REQUEST, str(error))
         ticket = Ticket(self, call, caller, sink, state)
+        caller.took(ticket)
         if call.key:
             key = key_of(caller.principal, call.tool.name, call.key)
             entry = self.cache.find(key, now)
             if entry is not None:
+                ticket.done = True  # it has, and needs, nothing
                 self._duplicate(entry, call, caller, sink)
                 return None
             ticket.key = key

@@ -88,6 +88,9 @@ class Caller(Protocol):
     def gone(self) -> bool:
         """Nobody is waiting any more: what has not run need not."""
 
+    def took(self, ticket: Any) -> None:
+        """A call of its own has been lent something."""
+
     def full(self, work: Work) -> bool:
         """So many replies are waiting to be read, or for their turn, that this work had better wait, too."""
 

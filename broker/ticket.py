@@ -52,13 +52,16 @@ class Ticket:
 
     __slots__ = (
         "_dispatcher",
+        "_outcome",
         "_probe",
         "_session",
         "_sink",
         "_slots",
         "_state",
+        "_untold",
         "call",
         "caller",
+        "done",
         "entry",
         "handed",
         "key",
@@ -76,6 +79,9 @@ class Ticket:
         self._session: Session | None = None
         self._slots: sessions.Slots = {}
         self._probe: tuple[Breaker, int] | None = None
+        self._outcome: bytes | Refusal | None = None  # what it is being settled with
+        self._untold: list[Follower] = []  # who has not been told of it yet
+        self.done = False  # it is settled
         self.call = call
         self.caller = caller
         self.key: Hashable = None
@@ -119,8 +125,8 @@ class Ticket:
         lines = b"{" + sessions.written(self._slots) + b"," + self.call.lines[1:]
         if self._dispatcher.is_too_large(lines):
             return self._dispatcher.too_large("the call with its session's state")
-        session.busy = True
         self._session = session
+        session.holder = self
         self._submit(lines, now)
         return None
 
@@ -168,8 +174,11 @@ class Ticket:
 
     # --- end --------------------------------------------------------------------------------------------------------
 
+    # Each of these can be done again from its beginning: where a signal's handler raises in the middle, `abandon` does.
+
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         now = time.monotonic()
+        self._outcome = lines
         if self._session is not None:
             self._leave(sessions.after_reply(self._slots, lines), now)
         if self._probe is not None:
@@ -180,8 +189,9 @@ class Ticket:
                 breaker.probe_passed(number)
             self._dispatcher.registry.gate(work.tool)
         if self.entry is not None:
-            self._tell(self._dispatcher.cache.finish(self.entry, lines, now), self.entry, None)
+            self._finish(self.entry, lines, now)
         self._sink.deliver(work, lines, count)
+        self.done = True
 
     def repeat(self, work: Work, entry: Entry) -> None:
         """A duplicate has no ticket of its own."""
@@ -196,6 +206,7 @@ class Ticket:
             work.moved = True
             work.tool.runtime.submit(work, now)
             return
+        self._outcome = refusal
         if self._session is not None:
             self._leave(self._slots if refusal.ran else None, now)
         if refusal.ran:
@@ -203,11 +214,21 @@ class Ticket:
                 breaker, number = self._probe
                 breaker.probe_failed(number, refusal.text, now)
             if self.entry is not None:
-                line = refusal.line(self.call.tool.name)
-                self._tell(self._dispatcher.cache.finish(self.entry, line, now), self.entry, None)
+                self._finish(self.entry, refusal.line(self.call.tool.name), now)
         else:
             self.hand_back(refusal)
         self._sink.refuse(work, refusal)
+        self.done = True
+
+    def abandon(self, interrupted: Refusal) -> None:
+        """Its caller was interrupted. If the call was being settled just then, that is ended; else it is given up."""
+        if self.done:
+            return
+        work = self._work(b"")
+        if isinstance(self._outcome, bytes):
+            self.deliver(work, self._outcome, 1)
+        else:
+            self.refuse(work, self._outcome or (interrupted if self.handed else HUNG_UP))
 
     def hand_back(self, refusal: Refusal | None = None) -> None:
         """The call has not run and will not."""
@@ -219,9 +240,9 @@ class Ticket:
                 self._note("lease_returned", self.lease)
             self._dispatcher.leases.give_back(self.lease)
         if self.entry is not None:
-            waiting = self._dispatcher.cache.free(self.entry)
+            self._untold += self._dispatcher.cache.free(self.entry)
             if refusal is not None:
-                self._tell(waiting, self.entry, refusal)
+                self._tell(self.entry, refusal)
 
     def hand_on(self) -> bool:
         """The caller has hung up before its call ran: the next one that asked for the same, if any, takes its place."""
@@ -240,23 +261,31 @@ class Ticket:
             return True
         return False
 
-    def _tell(self, waiting: list[Follower], entry: Entry, refusal: Refusal | None) -> None:
+    def _finish(self, entry: Entry, line: bytes, now: float) -> None:
+        if not entry.until:
+            self._untold += self._dispatcher.cache.finish(entry, line, now)
+        self._tell(entry, None)
+
+    def _tell(self, entry: Entry, refusal: Refusal | None) -> None:
         """Everybody who asked for the same gets the same."""
-        for follower in waiting:
+        for follower in self._untold:
             if refusal is None:
                 follower.sink.repeat(follower.work, entry)
             else:
                 follower.sink.refuse(follower.work, refusal)
+        self._untold = []
 
     def _leave(self, slots: sessions.Slots | None, now: float) -> None:
         """The session is free for the next call."""
-        session, self._session = self._session, None
+        session = self._session
         assert session is not None
-        if slots is not None:
-            self._dispatcher.sessions.keep(session, slots, now)
-        session.busy = False
+        if session.holder is self:
+            if slots is not None:
+                self._dispatcher.sessions.keep(session, slots, now)
+            session.holder = None
         if session.waiting:
             self._dispatcher.defer(self._dispatcher.next_in, session)
+        self._session = None
 
 
 class _Outcome(msgspec.Struct):

@@ -23,7 +23,7 @@ from broker.client.request import encode, input_text
 from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Tool, Work
+from broker.model import Tool, Work
 from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
 from broker.policy.idempotency import Entry
@@ -34,7 +34,7 @@ from broker.pool.threads import AGAIN, Threads
 from broker.registry import Registry
 from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
-from broker.ticket import Call
+from broker.ticket import Call, Ticket
 
 CLOSED = Refusal(errors.DRAINING, "this Embedded has been closed")
 INTERRUPTED = Refusal(errors.CRASH, "the caller was interrupted while the tool ran")
@@ -52,6 +52,7 @@ class _Caller:
         self.rights = embedded.rights
         self.work: Work | None = None  # this thread is to run it
         self.answer: bytes | Refusal | None = None
+        self.ticket: Ticket | None = None
         self._left = False
         self._bell = threading.Lock()
         self._bell.acquire()
@@ -64,6 +65,9 @@ class _Caller:
 
     def leave(self) -> None:
         self._left = True
+
+    def took(self, ticket: Ticket) -> None:
+        self.ticket = ticket
 
     def run_here(self, work: Work, now: float) -> None:  # noqa: ARG002
         self.work = work
@@ -301,6 +305,9 @@ class Embedded:
     def gone(self) -> bool:
         return self._closed
 
+    def took(self, ticket: Ticket) -> None:
+        """Plain calls are lent nothing."""
+
     def full(self, work: Work) -> bool:  # noqa: ARG002
         return False
 
@@ -393,10 +400,9 @@ class Embedded:
         """A signal's handler has raised: what has not run is given back, or handed on to who waits for the same."""
         caller.leave()
         with self._lock:
-            work, caller.work = caller.work, None
-            if work is not None and work.ticket is not None:
-                work.sink.refuse(work, INTERRUPTED if work.ticket.handed else HUNG_UP)
             self.dispatcher.hung_up(caller)
+            if caller.ticket is not None and not caller.ticket.since:
+                caller.ticket.abandon(INTERRUPTED)
             self._run_deferred()
 
     def _settle(self, work: Work, outcome: bytes | Refusal) -> None:

@@ -116,7 +116,8 @@ class Cache:
 
     def free(self, entry: Entry) -> list[Any]:
         """The first call never reached a toolhost: the key is as if it had not been used. Who waited for it."""
-        self._running.pop(entry.key, None)
+        if self._running.get(entry.key) is entry:
+            del self._running[entry.key]
         waiting, entry.waiting = entry.waiting, []
         return waiting
 

@@ -93,15 +93,19 @@ class Waiter(Protocol):
 class Session:
     """One caller's state, and the calls that wait for their turn on it."""
 
-    __slots__ = ("busy", "dropped", "size", "slots", "used", "waiting")
+    __slots__ = ("dropped", "holder", "size", "slots", "used", "waiting")
 
     def __init__(self) -> None:
         self.slots: Slots = {}
         self.size = 0
         self.used = 0.0
-        self.busy = False
+        self.holder: Any = None  # the call that has it
         self.dropped = False  # nobody will find it again
         self.waiting: deque[Any] = deque()  # Waiters; the owner knows how they go on
+
+    @property
+    def busy(self) -> bool:
+        return self.holder is not None
 
 
 class Sessions:

@@ -47,6 +47,9 @@ class Aside:
     def gone(self) -> bool:
         return False
 
+    def took(self, ticket: Any) -> None:
+        """Nothing is lent to us."""
+
     def full(self, work: Work) -> bool:  # noqa: ARG002
         return False
 

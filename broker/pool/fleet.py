@@ -42,20 +42,19 @@ class Shared:
         self.lock = threading.Lock()
         self.processes = 0
         self.policy: Policy
-        self._spawner: Spawner | None = None
+        self._spawner = Spawner()
+
+    def soon(self, job: Callable[[], object]) -> None:
+        self._spawner.soon(job)
 
     def spawn(self, spec: Spec) -> Process | SpawnError:
         """By a thread that lives as long as the toolhosts do."""
-        with self.lock:
-            self._spawner = self._spawner or Spawner()
         born: queue.SimpleQueue[Process | SpawnError] = queue.SimpleQueue()
         self._spawner.start(spec, born.put)
         return born.get()
 
     def stop(self) -> None:
-        if self._spawner is not None:
-            self._spawner.stop()
-            self._spawner = None
+        self._spawner.stop()
 
 
 class Waiter:
@@ -158,8 +157,9 @@ class Fleet:
                 self._bury_leavers(now)
             if now > self.next_look:
                 self._look(now)
-            if self._may_start(now, self._waited + now - begin):
-                threading.Thread(target=self._start, name="broker-start", daemon=True).start()
+            if self.wants_more():
+                waited = self._waited + now - begin
+                self._shared.soon(lambda waited=waited: self._start_another(waited))  # type: ignore[misc]
             waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
 
     def _forget(self, waiter: Waiter) -> None:
@@ -186,16 +186,18 @@ class Fleet:
         return [host for host, (_, since) in self._away.items() if now - since > LOST_SECONDS]
 
     def _serve(self) -> None:
-        """Idle toolhosts go to those who wait, in order. With the lock."""
+        """Idle toolhosts go to those who wait, in order. With the lock. If it is interrupted, nobody is forgotten."""
         while self.waiters and self.idle:
-            try:
-                host = self.idle.pop()
-            except IndexError:  # somebody was faster
-                return
-            waiter = self.waiters.popleft()
-            host.owner = waiter.thread
-            waiter.host = host
-            waiter.wake()
+            waiter = self.waiters[0]
+            if waiter.outcome() is None:
+                try:
+                    host = self.idle.pop()
+                except IndexError:  # somebody was faster
+                    return
+                host.owner = waiter.thread
+                waiter.host = host
+                waiter.wake()
+            self.waiters.popleft()
 
     def give(self, host: TalkingHost) -> None:
         """The thread does not need it any more."""
@@ -226,6 +228,14 @@ class Fleet:
                     waiter.wake()
 
     # --- their lives ------------------------------------------------------------------------------------------------
+
+    def wants_more(self) -> bool:
+        return len(self._hosts) - len(self._leaving) + self._starting < self.settings.max
+
+    def _start_another(self, waited: float) -> None:
+        """On the spawner's thread: nothing interrupts it between the decision and the start."""
+        if self._may_start(time.monotonic(), waited):
+            threading.Thread(target=self._start, name="broker-start", daemon=True).start()
 
     def _may_start(self, now: float, waited: float) -> bool:
         """Below the minimum at once; above it when threads have waited for long enough, in all."""

@@ -214,15 +214,17 @@ class Spawner:
     """The thread that starts toolhosts: off the loop, and alive as long as they are (PR_SET_PDEATHSIG)."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Spec, Callable[[Process | SpawnError], object]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="broker-spawner", daemon=True)
         self._thread.start()
 
     def start(self, spec: Spec, done: Callable[[Process | SpawnError], object]) -> None:
         """Calls `done` on the spawner's own thread."""
-        self._jobs.put((spec, done))
+        self._jobs.put(lambda: self._spawn(spec, done))
+
+    def soon(self, job: Callable[[], object]) -> None:
+        """Does it here, where no signal's handler can interrupt it. It must not take long."""
+        self._jobs.put(job)
 
     def stop(self) -> None:
         """After the last child is dead."""
@@ -231,11 +233,13 @@ class Spawner:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            spec, done = job
-            try:
-                done(spawn(spec))
-            except SpawnError as error:
-                done(error)
+            job()
+
+    def _spawn(self, spec: Spec, done: Callable[[Process | SpawnError], object]) -> None:
+        try:
+            done(spawn(spec))
+        except SpawnError as error:
+            done(error)
 
 
 def adopt_orphans() -> None:

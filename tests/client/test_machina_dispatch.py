@@ -227,6 +227,12 @@ def test_install_replaces_the_call_of_a_tree_before_and_after_it_is_imported(run
     assert run(late + WHO, PYTHONPATH=str(tree))[1:] == new
     undone = late + "ours.uninstall()\n" + WHO
     assert run(undone, PYTHONPATH=str(tree))[1:] == old
+    renamed = "from machina_dispatch import run_machina_toolhost as rmt\nimport broker.machina_dispatch as ours\n"
+    renamed += (
+        "ours.install()\nfrom machina_dispatch import run_machina_toolhost as later\nnew = rmt('AID.OK.v1', {})\n"
+    )
+    renamed += "ours.uninstall()\nprint(json.dumps([new, rmt('AID.OK.v1', {}), later('AID.OK.v1', {})]))"
+    assert run(renamed, PYTHONPATH=str(tree)) == [new[0], old[0], old[0]]
 
 
 def test_no_file_changes_when_the_program_is_run_through_the_module(run, tree):

@@ -64,7 +64,7 @@ def test_a_reply_that_reports_no_state_changes_none():
 def test_sessions_are_bounded_in_number_bytes_and_idle_time_and_a_busy_one_stays():
     some = Sessions(3, 1000, 10.0)
     first = some.get("first", 0.0)
-    first.busy = True
+    first.holder = object()
     for n in range(5):
         some.get(n, 1.0)
     assert len(some) == 3
@@ -74,7 +74,7 @@ def test_sessions_are_bounded_in_number_bytes_and_idle_time_and_a_busy_one_stays
     some.keep(some.get("other", 4.0), sessions.read(b'{"slots":{"1":{"v":"' + b"x" * 500 + b'"}}}').slots, 4.0)
     assert some.size <= 1000
     assert some.get("heavy", 5.0) is not heavy
-    first.busy = False
+    first.holder = None
     some.expire(100.0)
     assert len(some) == 0
     assert some.size == 0

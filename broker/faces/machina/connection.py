@@ -483,6 +483,9 @@ class Connection:
     def gone(self) -> bool:
         return self.closed
 
+    def took(self, ticket: Any) -> None:
+        """Nothing interrupts us in the middle of a call: it is settled when its answer comes."""
+
     def deaf(self) -> bool:
         """Nothing is read from it now, so that its end would not be noticed."""
         return not self._reading
