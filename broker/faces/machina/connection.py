@@ -7,29 +7,27 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
-from broker.faces.machina.lines import Members, problem_of, wrong_type
+from broker.faces.machina.lines import TIMEOUT_MS, Asked, Members, problem_of, wrong_type
+from broker.faces.machina.linger import linger
 from broker.faces.machina.order import Order, Slot
 from broker.model import Tool, Work
 from broker.pool.outbox import Outbox
 from broker.ticket import Call
 
 if TYPE_CHECKING:
-    import asyncio
-
     from broker.faces.machina.listener import MachinaFace
     from broker.policy.idempotency import Entry
     from broker.tokens import Token
 
 LINES_A_SCAN = 4096
 LONGEST_SESSION = 256
-LINGER_SECONDS = 1.0  # for a TCP caller to read its last replies before the connection is torn down
 LONG_READ = 65536  # bytes: where a line may be a long one
 READS_AT_THE_END = 64  # of what is already here when the broker stops
 OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
@@ -38,20 +36,6 @@ OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read
 PLAIN, BAD, CLOSE = lib.TB_PLAIN, lib.TB_BAD, lib.TB_CLOSE
 ITEM, COUNT, TOOL, PROBLEM, MEMBER = lib.TB_ITEM, lib.TB_I_COUNT, lib.TB_I_TOOL, lib.TB_I_PROBLEM, lib.TB_I_MEMBER
 OUT, OUT_LEN, IDS, IDS_LEN, SPANS = lib.TB_I_OUT, lib.TB_I_OUT_LEN, lib.TB_I_IDS, lib.TB_I_IDS_LEN, lib.TB_I_SPANS
-
-IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
-TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
-
-
-class Asked(NamedTuple):
-    """What a line asks for beside the tool's input."""
-
-    timeout: bytes | None
-    stream: bool
-    key: str
-    lease: str
-    ds_state: bytes | None
-    session: str
 
 
 class Connection:
@@ -211,7 +195,7 @@ class Connection:
                 return
             refusal: Refusal | None = self._gate()
             if refusal is None and (refreshed := self.face.refreshed()) is not None:
-                asked = self._asked(members)
+                asked = members.asked()
                 self._loop.create_task(self._try_again(refreshed, aid, line, own_ids, asked, slot))
                 return
             refusal = refusal or Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
@@ -220,22 +204,12 @@ class Connection:
             aid = tool.name
             try:
                 refusal = self._gate() or self.face.dispatcher.rights(tool, self)
-                refusal = refusal or self._admit(tool, line, own_ids, self._asked(members), slot, now)
+                refusal = refusal or self._admit(tool, line, own_ids, members.asked(), slot, now)
             except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
                 self.face.log.error("internal error", aid=aid, reason=repr(error))
                 refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None:
             self._settle(slot, refusal.line(aid, own_ids), 1)
-
-    def _asked(self, members: Members) -> Asked:
-        return Asked(
-            members.raw(TIMEOUT_MS),
-            members.raw(STREAM) == b"true",
-            members.text(IDEMPOTENCY_KEY),
-            members.text(LEASE_TOKEN),
-            members.raw(DS_STATE),
-            members.text(SESSION),
-        )
 
     def _admit(
         self, tool: Tool, line: bytes, ids: bytes | None, asked: Asked, slot: Slot | None, now: float
@@ -518,33 +492,6 @@ class Connection:
         else:
             linger(self._sock, self._loop)
         self.face.hung_up(self)
-
-
-def linger(sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-    """A close on unread input throws away what the caller has not read yet: so its input is read away, for a while."""
-    fd = sock.fileno()
-
-    def over() -> None:
-        if sock.fileno() >= 0:
-            loop.remove_reader(fd)
-            sock.close()
-
-    def read_away() -> None:
-        try:
-            if not sock.recv(65536):
-                over()
-        except BlockingIOError:
-            pass
-        except OSError:
-            over()
-
-    try:
-        sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        sock.close()
-        return
-    loop.add_reader(fd, read_away)
-    loop.call_later(LINGER_SECONDS, over)
 
 
 def _reply(result: dict[str, Any] | Refusal, aid: str, ids: bytes | None) -> bytes:

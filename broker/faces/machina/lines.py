@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,21 @@ EXPECTED = {
 }
 
 
+IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
+TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
+
+
+class Asked(NamedTuple):
+    """What a line asks for beside the tool's input."""
+
+    timeout: bytes | None
+    stream: bool
+    key: str
+    lease: str
+    ds_state: bytes | None
+    session: str
+
+
 class Members:
     """The known members of one line, taken out of it when they are asked for."""
 
@@ -62,6 +77,16 @@ class Members:
             decoded: str = msgspec.json.decode(value)
             return decoded
         return value[1:-1].decode()
+
+    def asked(self) -> Asked:
+        return Asked(
+            self.raw(TIMEOUT_MS),
+            self.raw(STREAM) == b"true",
+            self.text(IDEMPOTENCY_KEY),
+            self.text(LEASE_TOKEN),
+            self.raw(DS_STATE),
+            self.text(SESSION),
+        )
 
 
 def problem_of(problem: int, member: int, limits: Limits) -> Refusal:

@@ -19,7 +19,8 @@ from broker import errors
 from broker.config import Limits, address
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
-from broker.faces.machina.connection import Connection, linger
+from broker.faces.machina.connection import Connection
+from broker.faces.machina.linger import linger
 from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool.core import Core
