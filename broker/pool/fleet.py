@@ -157,7 +157,7 @@ class Fleet:
                 self._bury_leavers(now)
             if now > self.next_look:
                 self._look(now)
-            if self.wants_more():
+            if self._wants_more():
                 waited = self._waited + now - begin
                 self._shared.soon(lambda waited=waited: self._start_another(waited))  # type: ignore[misc]
             waiter.sleep(min(deadline - now, PATIENCE_SECONDS))
@@ -178,6 +178,9 @@ class Fleet:
     def _find_lost(self, idle: list[TalkingHost], now: float) -> list[TalkingHost]:
         """A signal's handler may raise between two of our lines, and leave a toolhost to nobody: it is neither idle nor
         leaving, nobody talks to it, and so it stays."""
+        if self._reading_plugin.locked():  # those who found it changed hold theirs until it is read
+            self._away = {}
+            return []
         away = [host for host in self._hosts - set(idle) - set(self._leaving) if not lib.tb_talk_busy(host.talk)]
         before, self._away = self._away, {}
         for host in away:
@@ -201,6 +204,8 @@ class Fleet:
 
     def give(self, host: TalkingHost) -> None:
         """The thread does not need it any more."""
+        if host not in self._hosts:  # it has been buried meanwhile
+            return
         if self.closed is not None:
             host.end()
             self.bury(host)
@@ -229,7 +234,7 @@ class Fleet:
 
     # --- their lives ------------------------------------------------------------------------------------------------
 
-    def wants_more(self) -> bool:
+    def _wants_more(self) -> bool:
         return len(self._hosts) - len(self._leaving) + self._starting < self.settings.max
 
     def _start_another(self, waited: float) -> None:

@@ -174,8 +174,6 @@ def test_an_interrupt_while_it_waits_gives_back_what_the_call_had(tmp_path, wher
 def test_a_breaker_that_opens_while_calls_are_on_their_way_answers_them(make, where):
     tools = make(toolhost("f", where["fault_plugin"], max=2))
     for _ in range(5):
-        for fleet in (runtime.fleet for runtime in tools.runtimes):
-            assert fleet is not None
         with ThreadPoolExecutor(32) as threads:
             calls = [threads.submit(code, tools, "AID.FAULT.EXIT.v1", timeout=5.0) for _ in range(48)]
             assert {call.result(20) for call in calls} <= {"crash", "breaker_open"}
@@ -191,6 +189,22 @@ def test_a_slow_start_keeps_nobody_from_a_warm_toolhost(make, tmp_path):
         begin = time.monotonic()
         list(threads.map(lambda _: tools.call(A), range(20)))
         assert time.monotonic() - begin < 4
+
+
+def test_a_toolhost_whose_thread_reads_a_new_plugin_for_long_is_not_lost(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("broker.pool.fleet.LOST_SECONDS", 0.3)
+    monkeypatch.setattr("broker.pool.fleet.LOOK_SECONDS", 0.1)
+    plugin = listing(tmp_path / "tools.json", A=[])
+    host = scripted(tmp_path, 'say(output_json="1")')
+    tools = make(toolhost("h", plugin, binary=host, min=2, max=2))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: tools.call(A), range(20)))
+        text = (tmp_path / "host").read_text()
+        slow = 'if sys.argv[1] == "--list":'
+        (tmp_path / "host").write_text(text.replace(slow, slow + "\n    time.sleep(1.5)"))
+        (tmp_path / "tools.json").write_text("not a plugin")
+        assert {reply.output for reply in threads.map(lambda _: tools.call(A), range(40))} == {1}
+    assert tools.runtimes[0].fleet.counts["started"] == 2, "the old ones go on"
 
 
 def test_an_answer_does_not_wait_for_the_proof_that_it_was_the_only_one(make, tmp_path):
