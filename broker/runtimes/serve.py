@@ -16,6 +16,8 @@ from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
 from broker.runtimes.program import Program
 
+MOST_READS = 8  # of a plugin that changes while it is read
+
 
 class ServeRuntime:
     def __init__(self, program: Program, core: Core, spawner: Spawner, log: Log) -> None:
@@ -74,10 +76,23 @@ class ServeRuntime:
         self._look()
         return self._refreshing
 
+    async def _learn(self) -> tuple[Spec, list[ToolInfo]]:
+        """What is written while it is read is read again: calls that came meanwhile wait for the whole of it."""
+        for _ in range(MOST_READS):
+            try:
+                learned = await asyncio.to_thread(self.program.learn, self._log)
+            except ConfigError:
+                if self._drained or not self.program.changed():
+                    raise
+            else:
+                if self._drained or not self.program.changed():
+                    return learned
+        return await asyncio.to_thread(self.program.learn, self._log)
+
     async def _refresh(self) -> None:
         """The plugin's file has changed. If the new one is no good, the old one goes on, and we say why."""
         try:
-            spec, tools = await asyncio.to_thread(self.program.learn, self._log)
+            spec, tools = await self._learn()
             if self._drained:
                 return
             if self.on_tools is not None:

@@ -333,6 +333,7 @@ def test_it_can_be_called_from_within_a_running_loop(demo):
 PROGRAM = """
 import os, signal, sys, threading, time
 from broker import Embedded
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
 tools = Embedded()
 tools.call("AID.DEMO.ECHO.v1")
 {body}

@@ -30,6 +30,7 @@ def program(tmp_path, body, **environment):
     """Runs a program around an Embedded; what it prints."""
     script = tmp_path / "program.py"
     head = "import json, os, random, signal, sys, threading, time\nfrom broker import Embedded\n"
+    head += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job's is ignored
     script.write_text(head + textwrap.dedent(body))
     done = subprocess.run(
         [sys.executable, str(script)],
