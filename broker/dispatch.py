@@ -107,7 +107,7 @@ class Dispatcher:
         """One execution, N replies: this one waits for the first, or repeats it."""
         self.cache.hits += 1
         work = Work(call.tool, b"", 1, call.ids, caller, sink, 0.0)
-        work.slot = call.slot
+        work.at = call.at
         if entry.until:
             sink.repeat(work, entry)
         else:
@@ -213,8 +213,7 @@ class Dispatcher:
 
     def answered(self, tool: Tool, count: int, succeeded: int, now: float) -> None:
         """Replies have come. A tool's own errors count for its breaker only where the configuration says so."""
-        if tool.untold:
-            self.catch_up(tool)
+        self.catch_up(tool)
         tool.calls += count
         errors = count - succeeded
         tool.failed += errors
@@ -229,17 +228,27 @@ class Dispatcher:
 
     def failed(self, tool: Tool, reason: str, now: float) -> None:
         """A crash, a timeout, a broken or oversize reply."""
-        if tool.untold:
-            self.catch_up(tool)
+        self.catch_up(tool)
         if tool.breaker.failed(reason, now):
             self._tripped(tool, now)
 
     def catch_up(self, tool: Tool) -> None:
-        """Plain calls that go well are only counted, and told of when something else happens, or every second."""
-        count = tool.untold
-        tool.untold -= count
+        """Plain calls are only counted, by threads or by the board, and told of when something else happens, or from
+        time to time."""
+        stats, count = tool.stats, tool.untold
+        if count:
+            tool.untold -= count
+            tool.breaker.succeeded(count, tool.used)
+        if stats.passed:
+            count += stats.passed
+            tool.breaker.succeeded(stats.passed, stats.used)
+            tool.failed += stats.failed
+            stats.passed = stats.failed = 0
         tool.calls += count
-        tool.breaker.succeeded(count, tool.used)
+
+    def catch_up_all(self) -> None:
+        for tool in self.registry:
+            self.catch_up(tool)
 
     def _tripped(self, tool: Tool, now: float) -> None:
         """A breaker has opened: whatever waits for the tool is answered at once."""

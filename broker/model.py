@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from broker import errors
-from broker._native import lib
+from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.policy.breaker import Breaker
 from broker.policy.leases import tier_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 
+NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhost
 HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")  # what becomes of calls that nobody waits for
 
 
@@ -38,11 +39,9 @@ class Tool:
     """A tool that can be called: its description, where it runs, and what we have learned about it."""
 
     __slots__ = (
-        "best",
         "breaker",
         "calls",
         "clean",
-        "cost",
         "counts_errors",
         "failed",
         "head",
@@ -50,7 +49,7 @@ class Tool:
         "info",
         "name",
         "runtime",
-        "size",
+        "stats",
         "tier",
         "timeout",
         "untold",
@@ -67,14 +66,22 @@ class Tool:
         self.counts_errors = False  # its own errors count for the breaker
         self.runtime = runtime
         self.timeout = timeout
-        self.cost = 0.0  # recent seconds a call; 0 until measured
-        self.best = 0.0  # the least of them, of late: what is left when the machine's own delays are not counted
-        self.size = 0.0  # recent bytes a reply
+        self.stats = ffi.new("tb_tool *", {"index": index, "timeout": timeout})  # what it costs; the board's view of it
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0
         self.failed = 0
         self.untold = 0  # calls that went well and that nobody has been told of yet,
         self.used = 0.0  # and when the last of them was
+
+    def trust(self, clean: int) -> None:
+        """So many calls in a row have kept to the protocol."""
+        self.clean = clean
+        self.stats.known = clean >= NEWCOMER_CALLS
+
+    def forget(self) -> None:
+        """It is another one now: nothing is known of it."""
+        self.trust(0)
+        self.stats.cost = self.stats.best = 0.0
 
 
 class Caller(Protocol):
@@ -82,6 +89,8 @@ class Caller(Protocol):
 
     principal: str
     rights: Rights
+    number: int  # no other caller has it
+    line: Any  # its place on the board (tb_caller *), or None: replies to it pass through its sink only
 
     def __hash__(self) -> int: ...
 
@@ -157,24 +166,18 @@ class Policy(Protocol):
 
 
 class Work:
-    """A run of calls of one tool for one caller, as the lines that the toolhost gets. One call is a run of one.
-
-    Calls are answered from the front: `count` are left, `done` lines at the front of `lines` are behind us.
-    """
+    """A run of calls of one tool for one caller, as the lines that the toolhost gets. One call is a run of one."""
 
     __slots__ = (
+        "at",
         "caller",
         "count",
-        "done",
-        "fence",
         "ids",
-        "ids_at",
         "lines",
         "moved",
         "moves",
         "queued",
         "sink",
-        "slot",
         "suspect",
         "ticket",
         "timeout",
@@ -191,32 +194,19 @@ class Work:
         self.caller = caller
         self.sink = sink  # the caller, or a ticket that looks at the reply first
         self.timeout = timeout
-        self.done = 0
-        self.ids_at = 0
         self.queued = 0.0
         self.moved = False  # it came (back) to its queue late, and may stand in front of older ones
         self.moves = 0  # times that it was run again
         self.ticket: Ticket | None = None
-        self.fence = b""  # in its toolhost's pipe, the name of the fence in front of it, until its reply has come
-        self.suspect = tool  # whose call is in front of the fence
-        self.slot: Any = None  # the sink's own: its place in the order of replies
+        self.suspect = tool  # of a line of our own: whose call it is about
+        self.at = -1  # the place of its first reply in the caller's order; negative: it may overtake
 
     def weight(self) -> int:
         """Bytes that it holds while it waits."""
         return len(self.lines) + len(self.ids or b"")
 
-    def trim(self) -> None:
-        """Forgets what has been answered."""
-        if self.done:
-            self.lines = self.lines[lib.tb_skip_lines(self.lines, len(self.lines), self.done) :]
-            self.done = 0
-        if self.ids_at and self.ids is not None:
-            self.ids = self.ids[self.ids_at :]
-            self.ids_at = 0
-
     def take(self, count: int) -> Work:
-        """Splits off the first `count` calls. They keep the place in the order; the sink makes one behind it for us."""
-        self.trim()
+        """Splits off the first `count` calls."""
         cut = lib.tb_skip_lines(self.lines, len(self.lines), count)
         ids = None
         if self.ids is not None:
@@ -229,7 +219,37 @@ class Work:
         first.moved = self.moved
         first.moves = self.moves
         first.ticket = self.ticket
-        first.slot = self.slot
-        if self.slot is not None:
-            self.slot = self.slot.split(count)
+        first.at = self.at
+        if self.at >= 0:
+            self.at += count
         return first
+
+
+class _Nobody:
+    """The caller of calls, and the sink of replies, that nobody waits for any more."""
+
+    principal = ""
+    rights: Any = None
+    number = 0
+    line: Any = None
+
+    def gone(self) -> bool:
+        return True
+
+    def took(self, ticket: Any) -> None:
+        pass
+
+    def full(self, work: Work) -> bool:  # noqa: ARG002
+        return False
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:
+        pass
+
+    def repeat(self, work: Work, entry: Entry) -> None:
+        pass
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        pass
+
+
+NOBODY = _Nobody()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -27,11 +27,14 @@ class Registry:
     """The scanner's tables: `strict` knows all names and lets nothing through without a look; for each kind of rights
     there is one that lets plain calls of open tools through."""
 
-    def __init__(self, breaker: BreakerSettings, enforce_leases: bool) -> None:
+    def __init__(
+        self, breaker: BreakerSettings, enforce_leases: bool, on_tool: Callable[[Tool], None] | None = None
+    ) -> None:
         self.strict = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
         self._tables: WeakKeyDictionary[Rights, Any] = WeakKeyDictionary()
         self._plain: WeakKeyDictionary[Rights, dict[str, Tool]] = WeakKeyDictionary()
         self._enforce_leases = enforce_leases
+        self._on_tool = on_tool
         self._breaker = Settings(
             breaker.in_a_row,
             breaker.least_calls,
@@ -41,7 +44,7 @@ class Registry:
             breaker.max_open_seconds,
         )
         self._counted = breaker.count_tool_errors
-        self._tools: list[Tool | None] = []  # by index; an index is never used again
+        self._count = 0  # of tools so far: an index is never used again
         self._by_name: dict[str, Tool] = {}
         self._sources: dict[str, str] = {}
 
@@ -51,11 +54,6 @@ class Registry:
     def __iter__(self) -> Iterator[Tool]:
         return iter(sorted(self._by_name.values(), key=lambda tool: tool.name))
 
-    def __getitem__(self, index: int) -> Tool:
-        tool = self._tools[index]
-        assert tool is not None
-        return tool
-
     def get(self, name: str) -> Tool | None:
         return self._by_name.get(name)
 
@@ -63,10 +61,13 @@ class Registry:
         """Two tools of one name are a mistake in the configuration, never a choice of ours."""
         if info.aid in self._by_name:
             raise self._double(info, runtime)
-        tool = Tool(len(self._tools), info, runtime, runtime.timeout, Breaker(self._breaker))
+        tool = Tool(self._count, info, runtime, runtime.timeout, Breaker(self._breaker))
+        self._count += 1
         tool.counts_errors = any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._counted)
-        self._tools.append(tool)
+        tool.stats.counted = tool.counts_errors
         self._by_name[tool.name] = tool
+        if self._on_tool is not None:
+            self._on_tool(tool)
         self._sources[tool.name] = runtime.source
         for table in (self.strict, *self._tables.values()):
             _put(table, tool.name, tool.index)
@@ -109,7 +110,7 @@ class Registry:
     def remove(self, tool: Tool) -> None:
         """Its calls in flight go on; nobody finds it any more."""
         del self._by_name[tool.name], self._sources[tool.name]
-        self._tools[tool.index] = None
+        tool.stats.pool = ffi.NULL
         for table in (self.strict, *self._tables.values()):
             _put(table, tool.name, -1)
         for plain in self._plain.values():
@@ -135,8 +136,7 @@ class Registry:
                 tool.info = now.pop(tool.name)
                 tool.tier = tier_of(tool.name, tool.info.side_effects)
                 self.gate(tool)
-                tool.clean = 0
-                tool.cost = tool.best = 0.0
+                tool.forget()
             else:
                 gone.append(tool)
                 self.remove(tool)

@@ -20,7 +20,7 @@ from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.connection import Connection
 from broker.faces.machina.listener import MachinaFace
-from broker.model import ToolInfo
+from broker.model import Tool, ToolInfo
 from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
 from broker.policy.rights import Book
@@ -47,13 +47,14 @@ class Broker:
         self.settings = settings
         self.socket = socket
         self.log = log
-        self.core = Core(loop)
-        self.registry = Registry(settings.breaker, settings.lease.enforce)
+        self.core = Core(loop, settings.limits)
+        self.registry = Registry(settings.breaker, settings.lease.enforce, self.core.learn)
         self.audit = Audit(settings.lease.audit or default_path(os.environ), log)
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.policy = self.dispatcher
         self.core.make_room = self._make_room
+        self.core.waiting_bytes = lambda: self.dispatcher.waiting.size
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.commands: list[Commands] = []
@@ -116,7 +117,7 @@ class Broker:
             self.registry.add(info, runtime)
         runtime.on_tools = lambda tools: self._tools_changed(runtime, tools)
         self.runtimes.append(runtime)
-        runtime.start(spec)
+        runtime.start(spec, self.registry.of(runtime))
 
     def _use_commands(self, settings: Config) -> None:
         """[[oneshot]]: they have no processes to keep, so all of them are made anew."""
@@ -158,6 +159,7 @@ class Broker:
         self.face.expire(now)
         since, before = self._rated
         if now - since >= RATE_SECONDS:
+            self.dispatcher.catch_up_all()
             calls = self.registry.calls()
             self.rate = (calls - before) / (now - since)
             self._rated = (now, calls)
@@ -184,16 +186,17 @@ class Broker:
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
 
     def _pump(self) -> None:
-        now = time.monotonic()
         for pool in self.pools():
-            pool.pump(now)
+            pool.pump()
         self.core.flush()
 
     # --- change -----------------------------------------------------------------------------------------------------
 
-    def _tools_changed(self, runtime: ServeRuntime, tools: list[ToolInfo]) -> None:
-        gone = self.registry.replace(runtime, tools)
-        self.dispatcher.changed(self.registry.of(runtime), gone)
+    def _tools_changed(self, runtime: ServeRuntime, infos: list[ToolInfo]) -> list[Tool]:
+        gone = self.registry.replace(runtime, infos)
+        tools = self.registry.of(runtime)
+        self.dispatcher.changed(tools, gone)
+        return tools
 
     async def reload(self) -> str:
         """Reads the configuration again. What has not changed keeps its processes; a mistake changes nothing."""
@@ -211,8 +214,7 @@ class Broker:
                 else:
                     kept.append(same)
                     if [tool.info for tool in self.registry.of(same)] != tools or same.problem:
-                        self._tools_changed(same, tools)
-                        same.start(spec)
+                        same.start(spec, self._tools_changed(same, tools))
             for runtime in before.values():
                 for tool in self.registry.of(runtime):
                     self.registry.remove(tool)
@@ -249,6 +251,7 @@ class Broker:
             )
         self.face.stop_accepting()
         self.dispatcher.draining = True
+        self.core.board.draining = True
         for runtime in self.runtimes:
             runtime.program.give_up()
         refusal = self.dispatcher.refusal()
@@ -273,6 +276,7 @@ class Broker:
         deadline = time.monotonic() + REAP_SECONDS
         while time.monotonic() < deadline and any(pool.alive() for pool in self.everything()):
             await asyncio.sleep(0.002)
+        self.core.close()
         self._spawner.stop()
         process.end_orphans()
         self.audit.close()

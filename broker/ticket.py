@@ -32,7 +32,7 @@ class Call(msgspec.Struct):
     lines: bytes  # the toolhost's line, without `ds_state` where the caller sent one
     ids: bytes | None
     timeout: float
-    slot: object = None  # the sink's: its place in the order of replies
+    at: int = -1  # its place in the order of replies; negative: it may overtake
     key: str = ""
     lease: str = ""
     ds_state: bytes | None = None
@@ -141,7 +141,7 @@ class Ticket:
         work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
         work.ticket = self if lent else None
         work.moved = self.weight > 0  # it has waited for its session
-        work.slot = self.call.slot
+        work.at = self.call.at
         return work
 
     def _submit(self, lines: bytes, now: float) -> None:
@@ -201,7 +201,7 @@ class Ticket:
         """A call that may have run keeps its key, its lease and its state; one that has not gives them back."""
         now = time.monotonic()
         if refusal is HUNG_UP and self.hand_on():
-            work.caller, work.ids, work.slot = self.caller, self.call.ids, self.call.slot
+            work.caller, work.ids, work.at = self.caller, self.call.ids, self.call.at
             work.queued = 0.0
             work.moved = True
             work.tool.runtime.submit(work, now)
@@ -254,7 +254,7 @@ class Ticket:
             room = self._dispatcher.waiting
             session = room.step_out(self) if self.since else None
             self.caller, self._sink = follower.caller, follower.sink
-            self.call.ids, self.call.slot = follower.work.ids, follower.work.slot
+            self.call.ids, self.call.at = follower.work.ids, follower.work.at
             if session is not None:
                 self.since = time.monotonic()
                 room.step_in(self, session)

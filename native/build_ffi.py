@@ -1,4 +1,4 @@
-"""Writes the C source of the Python binding: cffi, API mode, declarations taken from wire.h as they stand."""
+"""Writes the C source of the Python binding: cffi, API mode, declarations taken from the headers as they stand."""
 
 import re
 import sys
@@ -10,14 +10,15 @@ MODULE = "broker._native"
 
 
 def declarations(header: str) -> str:
-    """What cffi's parser understands of wire.h: everything but the preprocessor's lines."""
+    """What cffi's parser understands of a header: everything but the preprocessor's lines."""
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
 
 def main(out: str) -> None:
     ffi = FFI()
-    ffi.cdef(declarations((Path(__file__).parent / "wire.h").read_text()))
-    ffi.set_source(MODULE, '#include "wire.h"')
+    for header in ("wire.h", "board.h"):
+        ffi.cdef(declarations((Path(__file__).parent / header).read_text()))
+    ffi.set_source(MODULE, '#include "board.h"')
     ffi.emit_c_code(out)
 
 

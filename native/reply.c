@@ -98,8 +98,8 @@ static int next_reply(tb_framer *f, int max_depth, tb_line *line, verdict *v, in
     return kind == TB_NONE || judge(line, max_depth, v) ? TB_REPLY_OK : TB_REPLY_JUNK;
 }
 
-int take_more(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
-              size_t ids_len, int32_t max_depth, tb_taken *taken) {
+int take_more(tb_framer *f, buffer *out, int32_t max_lines, const char *fence, size_t fence_len, const char *next_fence,
+              size_t next_fence_len, const char *ids, size_t ids_len, int32_t max_depth, tb_taken *taken) {
     tb_line line = {NULL, 0};
     verdict v;
     int found;
@@ -116,9 +116,13 @@ int take_more(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, s
     while (taken->lines < max_lines) {
         taken->stopped = next_reply(f, max_depth, &line, &v, &found);
         if (!found || taken->stopped) break;
+        if (next_fence_len && !v.succeeded && memmem(line.data, line.len, next_fence, next_fence_len)) {
+            taken->stopped = TB_REPLY_SWALLOWED;
+            break;
+        }
         const char *id_end = ids ? memchr(id, '\n', (size_t)(ids_end - id)) : NULL;
-        if (buffer_reserve(&b->out, line.len + 16 + (id_end ? (size_t)(id_end - id) : 0))) return -ENOMEM;
-        put_reply(&b->out, &v, id_end ? id : NULL, id_end ? (size_t)(id_end - id) : 0);
+        if (buffer_reserve(out, line.len + 16 + (id_end ? (size_t)(id_end - id) : 0))) return -ENOMEM;
+        put_reply(out, &v, id_end ? id : NULL, id_end ? (size_t)(id_end - id) : 0);
         if (id_end) id = id_end + 1;
         taken->lines++;
         taken->succeeded += v.succeeded;
@@ -126,8 +130,8 @@ int take_more(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, s
     taken->junk = line.data;
     taken->junk_len = line.len < JUNK_SHOWN ? line.len : JUNK_SHOWN;
     taken->ids_used = (size_t)(id - ids);
-    taken->data = b->out.data;
-    taken->len = b->out.len;
+    taken->data = out->data;
+    taken->len = out->len;
     return 0;
 }
 
@@ -135,5 +139,5 @@ int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, siz
             size_t ids_len, int32_t max_depth, tb_taken *taken) {
     memset(taken, 0, sizeof *taken);
     buffer_clear(&b->out, 2 * BATCH_KEEP);
-    return take_more(f, b, max_lines, fence, fence_len, ids, ids_len, max_depth, taken);
+    return take_more(f, &b->out, max_lines, fence, fence_len, NULL, 0, ids, ids_len, max_depth, taken);
 }

@@ -47,6 +47,9 @@ _alive: weakref.WeakSet[Embedded] = weakref.WeakSet()
 class _Caller:
     """One call that is more than plain: who asked, and the place where its answer, or its turn, arrives."""
 
+    number = 0
+    line: Any = None
+
     def __init__(self, embedded: Embedded) -> None:
         self.principal = embedded.principal
         self.rights = embedded.rights

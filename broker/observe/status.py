@@ -33,6 +33,7 @@ def tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 def report(broker: Broker) -> dict[str, Any]:
     now = time.monotonic()
+    broker.dispatcher.catch_up_all()
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -57,7 +58,7 @@ def report(broker: Broker) -> dict[str, Any]:
                 "aid": tool.name,
                 "calls": tool.calls,
                 "failed": tool.failed,
-                "recent_us": round(tool.cost * 1e6, 1),
+                "recent_us": round(tool.stats.cost * 1e6, 1),
                 "breaker": tool.breaker.state.value,
                 "breaker_trips": tool.breaker.trips,
                 "breaker_reason": tool.breaker.last_reason,
@@ -88,8 +89,8 @@ def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:
             {
                 "pid": host.process.pid,
                 "state": state,
-                "calls": host.calls,
-                "in_flight": host.inflight,
+                "calls": host.line.calls,
+                "in_flight": host.line.inflight,
                 "age_seconds": round(now - host.born, 1),
                 "rss_mb": round(process.resident(host.process.pid) / (1024 * 1024), 1),
             }

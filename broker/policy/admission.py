@@ -21,8 +21,8 @@ class Lane:
     def push(self, work: Work) -> None:
         """At the end of its caller's row, but never behind one whose reply has to wait for this one's."""
         waiting = self._of(work)
-        if work.moved and work.slot is not None:
-            later = (i for i, other in enumerate(waiting) if other.slot is not None and work.slot.at < other.slot.at)
+        if work.moved and work.at >= 0:
+            later = (i for i, other in enumerate(waiting) if work.at < other.at)
             waiting.insert(next(later, len(waiting)), work)
         else:
             waiting.append(work)
@@ -32,8 +32,8 @@ class Lane:
         """Work that was here before goes before the rest of its caller's, which may keep the next turn."""
         waiting = self._of(work)
         at = 0
-        if work.slot is not None:
-            earlier = (other.slot is not None and other.slot.at < work.slot.at for other in waiting)
+        if work.at >= 0:
+            earlier = (0 <= other.at < work.at for other in waiting)
             at = next((i for i, before in enumerate(earlier) if not before), len(waiting))
         waiting.insert(at, work)
         self.lines += work.count
@@ -129,6 +129,7 @@ class Queue:
         lane = self._lanes.get(work.tool.index)
         if lane is None:
             lane = self._lanes[work.tool.index] = Lane(work.tool)
+        work.tool.stats.waits = True
         if front:
             lane.push_back(work, next_turn=True)
         else:
@@ -137,16 +138,20 @@ class Queue:
     def turn(self, lane: Lane) -> None:
         """The lane has had its turn: the others come first next time. An empty lane leaves."""
         if not lane.lines:
-            self._lanes.pop(lane.tool.index, None)
+            self._drop(lane)
         else:
             self._lanes.move_to_end(lane.tool.index)
+
+    def _drop(self, lane: Lane) -> None:
+        self._lanes.pop(lane.tool.index, None)
+        lane.tool.stats.waits = False
 
     def remove(self, caller: Hashable) -> list[Work]:
         gone: list[Work] = []
         for lane in self:
             gone += lane.remove(caller)
             if not lane.lines:
-                del self._lanes[lane.tool.index]
+                self._drop(lane)
         return gone
 
     def overdue(self, before: float) -> list[Work]:
@@ -154,10 +159,12 @@ class Queue:
         for lane in self:
             late += lane.overdue(before)
             if not lane.lines:
-                del self._lanes[lane.tool.index]
+                self._drop(lane)
         return late
 
     def clear(self) -> list[Work]:
-        everything = [work for lane in self for work in lane.clear()]
-        self._lanes.clear()
+        everything = []
+        for lane in self:
+            everything += lane.clear()
+            self._drop(lane)
         return everything

@@ -29,6 +29,8 @@ class Aside:
 
     principal = ""
     rights: Any = None
+    number = 0
+    line: Any = None
     held: Work | None = None  # a call that is not in the pipe before this is answered
 
     def __init__(self, line: bytes, seconds: float, answered: Callable[[bytes], None]) -> None:

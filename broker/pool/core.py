@@ -1,55 +1,64 @@
-"""What all pools and connections of one loop share: the C module's scratch memory, and the round's pending writes."""
+"""The loop's switchboard (native/board.h): what passes by itself stays in C; rows are brought to those they are for."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker._native import ffi, lib
-from broker.model import Policy
+from broker.config import Limits
+from broker.model import Policy, Tool
 
 IDLE_WINDOW_SECONDS = 0.1
+OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
+WHO, ROW = lib.TB_R_WHO, lib.TB_ROW
 
 
-class Flushable(Protocol):
-    def flush(self) -> None: ...
+class Peer(Protocol):
+    """A caller's connection or a toolhost, as the board knows it by its number."""
+
+    def row(self, row: list[int], data: Any) -> None:
+        """Something of its own needs a judgement (TB_ROW_…). `data` is valid for now."""
 
 
 class Core:
-    """Within one callback, replies and requests are only collected; `flush` then writes once per peer."""
+    """What all pools and connections of one loop share. Within one callback, replies and requests are only collected;
+    `flush` then writes once per peer."""
 
-    __slots__ = (
-        "_cpu",
-        "dirty",
-        "loop",
-        "make_room",
-        "partial_bytes",
-        "policy",
-        "processes",
-        "queued_bytes",
-        "round",
-        "scanned",
-        "take_batch",
-        "taken",
-        "view",
-    )
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
         self.loop = loop
-        self.scanned = ffi.gc(lib.tb_batch_new(), lib.tb_batch_free)
-        self.take_batch = ffi.gc(lib.tb_batch_new(), lib.tb_batch_free)
-        self.view = ffi.new("tb_view *")
-        self.taken = ffi.new("tb_taken *")
-        self.dirty: list[Flushable] = []
-        self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
+        self.board = ffi.gc(lib.tb_board_new([_limits(limits)]), lib.tb_board_free)
+        if self.board == ffi.NULL:
+            raise MemoryError
+        self.peers: dict[int, Peer] = {}
+        self.tools: dict[int, Tool] = {}  # by index
         self.policy: Policy  # set once, by the broker
         self.make_room: Callable[[], None]  # an idle process leaves, if one can; also the broker's
-        self.round = 0  # counts the reads from callers: what was true at the last one need not be looked at again
         self.processes = 0  # of all pools
         self.queued_bytes = 0  # of all callers
-        self.partial_bytes = 0  # of long lines that have not ended, of all callers
+        self.waiting_bytes: Callable[[], int] = int  # of calls that wait for their sessions; the broker's
+        self._names = itertools.count(1)
+        self._rows = ffi.new("tb_rows *")
+        self._busy = False
+        self._resuming = False
+        self._cpu = (0.0, 0, 0, 1.0)  # when, idle ticks and all ticks then, the idle share until then
+        loop.add_reader(lib.tb_board_fd(self.board), self._turn)
+
+    def close(self) -> None:
+        self.loop.remove_reader(lib.tb_board_fd(self.board))
+
+    def name(self) -> int:
+        """A number that no other peer has."""
+        return next(self._names)
+
+    def learn(self, tool: Tool) -> None:
+        """From now on the board knows the tool."""
+        self.tools[tool.index] = tool
+        if lib.tb_board_tool(self.board, tool.stats):
+            raise MemoryError
 
     def idle(self) -> float:
         """The share of the machine's processors that has been idle recently."""
@@ -67,11 +76,68 @@ class Core:
             self._cpu = (now, idle_now, total_now, share)
         return share
 
+    # --- turns ------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        rows = self._rows
+        if lib.tb_board_turn(self.board, rows):
+            self._complain(MemoryError("the switchboard is out of memory"))
+        if rows.count or rows.again:
+            self._work_off()
+
     def flush(self) -> None:
-        while self.dirty:
-            dirty, self.dirty = self.dirty, []
-            for peer in dirty:
-                try:
-                    peer.flush()
-                except Exception as error:  # one peer's trouble is not the others'
-                    self.loop.call_exception_handler({"message": "a peer could not be written to", "exception": error})
+        """Writes what there is to write, and sees to what comes of it."""
+        if self._busy:  # whoever is at it flushes in the end
+            return
+        self._fetch()
+        if self._rows.count or self._rows.again:
+            self._work_off()
+
+    def _fetch(self) -> None:
+        self.board.queued_bytes = self.queued_bytes + self.waiting_bytes()
+        if lib.tb_board_fetch(self.board, self._rows):
+            self._complain(MemoryError("the switchboard is out of memory"))
+
+    def _work_off(self) -> None:
+        self._busy = True
+        try:
+            while self._rows.count:
+                self._see_to_rows()
+                self._fetch()
+        finally:
+            self._busy = False
+        if self._rows.again and not self._resuming:
+            self._resuming = True
+            self.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        self._turn()
+
+    def _see_to_rows(self) -> None:
+        count, data = self._rows.count, self._rows.data
+        numbers = ffi.unpack(self._rows.rows, count * ROW)
+        for at in range(0, count * ROW, ROW):
+            peer = self.peers.get(numbers[at + WHO])
+            if peer is None:
+                continue  # it has left
+            try:
+                peer.row(numbers[at : at + ROW], data)
+            except Exception as error:  # one peer's trouble is not the others'
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        self.loop.call_exception_handler({"message": "a peer could not be served", "exception": error})
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    return {
+        "connection_calls": limits.connection_calls,
+        "connection_bytes": limits.connection_bytes,
+        "outbox_bytes": OUTBOX_HIGH,
+        "queue_bytes": limits.queue_bytes,
+        "request_bytes": limits.request_bytes,
+        "reply_bytes": limits.reply_bytes,
+        "depth": limits.depth,
+        "max_timeout": limits.max_timeout_seconds,
+    }

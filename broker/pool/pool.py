@@ -12,6 +12,7 @@ import time
 from collections.abc import Hashable
 
 from broker import errors
+from broker._native import ffi, lib
 from broker.config import Limits, Toolhost
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Caller, Judge, Tool, Work
@@ -44,16 +45,71 @@ class Pool:
         self.leaving: set[Host] = set()
         self.spawning = 0  # asked of the spawner, no process yet
         self.queue = Queue()
-        self.reserved: Host | None = None  # kept free of new work until a slow call can have it
+        self.board = ffi.gc(ffi.new("tb_pool *"), lib.tb_pool_clear)  # what the board knows of it
+        self.tools: list[Tool] = []  # whose plain calls the board may hand over by itself
         self._patience: asyncio.TimerHandle | None = None
         self.asks_leases = False  # its toolhosts enforce leases on their own
         self.held = False  # calls wait while the plugin is being replaced
         self.closed: Refusal | None = None  # no new work; what it is told
         self.starts = Starts()
+        self._reserved: Host | None = None
         self.counts = {"crash": 0, "timeout": 0, "violation": 0, "started": 0, "recycled": 0, "moved": 0}
         self.last_reason = ""
 
     # --- size -------------------------------------------------------------------------------------------------------
+
+    def attach(self, tools: list[Tool]) -> None:
+        """Plain calls of these are the board's to hand over, while nothing stands against it."""
+        self.tools = tools
+        for tool in tools:
+            tool.stats.pool = self.board if self.settings.pipeline else ffi.NULL
+            tool.stats.guarded = self.asks_leases and tool.tier > 0
+
+    def asks_for_leases(self) -> None:
+        """Its toolhosts enforce leases on their own."""
+        self.asks_leases = True
+        self.log.info("toolhost enforces leases, the broker gets them", pool=self.name)
+        self.attach(self.tools)
+
+    def hold(self, held: bool) -> None:
+        """Calls wait while the plugin is being replaced."""
+        self.held = held
+        self._gate()
+
+    def _gate(self) -> None:
+        """Tells the board whether plain calls may pass, and whether we want to know when there is room."""
+        self.board.open = not self.held and self.closed is None and not self.starts.broken
+        self.board.wants = bool(self.queue) or self.starts.failures > 0
+
+    @property
+    def reserved(self) -> Host | None:
+        """Kept free of new work until a slow call can have it."""
+        return self._reserved
+
+    @reserved.setter
+    def reserved(self, host: Host | None) -> None:
+        if self._reserved is not None:
+            self._reserved.line.reserved = False
+        if host is not None:
+            host.line.reserved = True
+        self._reserved = host
+
+    def _enter(self, host: Host) -> None:
+        """It is ready."""
+        self.starting.discard(host)
+        self.ready.append(host)
+        if lib.tb_pool_add(self.board, host.line):
+            raise MemoryError
+
+    def _exit(self, host: Host) -> None:
+        """It is given no more calls."""
+        self.starting.discard(host)
+        if host in self.ready:
+            self.ready.remove(host)
+            lib.tb_pool_remove(self.board, host.line)
+        self.leaving.add(host)
+        if self.reserved is host:
+            self.reserved = None
 
     @property
     def size(self) -> int:
@@ -64,11 +120,11 @@ class Pool:
         self._spec = spec
         self.generation += 1
         self.starts = Starts()
-        self.held = False
+        self.hold(False)
         for host in [*self.ready, *self.starting]:
             self.retire(host, "plugin replaced")
         self.fill()
-        self.pump(time.monotonic())
+        self.pump()
 
     def fill(self) -> None:
         """Up to the minimum: started ahead of the calls."""
@@ -102,9 +158,11 @@ class Pool:
             self._start_failed(str(result), now)
         else:
             self.counts["started"] += 1
-            host = Host(self, result, self.core.loop, now)
+            host = Host(self, result, now)
             host.expires = now + self.settings.lifetime_seconds * random.uniform(1 - JITTER, 1 + JITTER)
             host.max_calls = round(self.settings.max_calls * random.uniform(1 - JITTER, 1 + JITTER))
+            host.line.max_calls = host.max_calls
+            host.line.pool = self.board
             self.starting.add(host)
             if self.closed is not None or generation != self.generation:
                 self.retire(host, "not needed any more")
@@ -115,6 +173,7 @@ class Pool:
         self.last_reason = reason
         self.log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.starts.failures)
         refusal = self.starts.refusal(self.name, now)
+        self._gate()
         if refusal is not None and not self.ready:
             for work in self._clear_queue():
                 work.sink.refuse(work, refusal)
@@ -128,11 +187,8 @@ class Pool:
 
     def retire(self, host: Host, reason: str) -> None:
         """No new calls; it leaves when it has answered what it has."""
-        self.ready = [other for other in self.ready if other is not host]
-        self.starting.discard(host)
-        self.leaving.add(host)
-        if self.reserved is host:
-            self.reserved = None
+        self._exit(host)
+        host.line.tell = True
         host.lived = True  # whatever comes, it is not a start that failed
         if not host.working():
             host.abandon()
@@ -141,41 +197,48 @@ class Pool:
     # --- work in ----------------------------------------------------------------------------------------------------
 
     def submit(self, work: Work, now: float) -> None:
+        self._gate()
         if self.closed is not None:
             self.core.policy.rehome(work, self.closed)
         elif not self.held and (refusal := self.starts.refusal(self.name, now)) is not None:
             work.sink.refuse(work, refusal)
         elif self.held or self.queue.waits(work.tool):
             self._enqueue(work, now)
-            self.pump(now)  # those in front may be waiting for something else than room
-        elif not self._place(work, now):
+            self.pump()  # those in front may be waiting for something else than room
+        elif not self._place(work):
             self._enqueue(work, now)
             self._grow()
 
     def _enqueue(self, work: Work, now: float, *, front: bool = False) -> None:
         self.core.queued_bytes += work.weight()
         self.queue.push(work, now, front=front)
+        self.board.wants = True
 
-    def _place(self, work: Work, now: float) -> bool:
+    def _place(self, work: Work) -> bool:
         """Hands over as much as there is room for; True if that was all of it."""
         tool = work.tool
         if self._runs_alone(tool):
-            return self._place_alone(work, now)
+            return self._place_alone(work)
         while True:
-            host = placing.least_busy(self.ready, self.reserved, work.caller)
-            room = placing.room(host, tool)
-            if host is None or not room:
+            host, room = self._room(tool, work.caller.number)
+            if host is None:
                 self._replace_foreign(work.caller)
                 return False
             if room >= work.count:
-                host.send(work, now)
+                host.send(work)
                 return True
-            host.send(work.take(room), now)
+            host.send(work.take(room))
+
+    def _room(self, tool: Tool, who: int) -> tuple[Host | None, int]:
+        """The least busy toolhost that this caller (0: anybody) can be put into, and how many calls it has room for."""
+        line = lib.tb_pool_pick(self.board, who)
+        room = lib.tb_room(line, tool.stats) if line != ffi.NULL else 0
+        return next(host for host in self.ready if host.line == line) if room else None, room
 
     def _runs_alone(self, tool: Tool) -> bool:
         return placing.runs_alone(tool, self.settings) or (self.asks_leases and tool.tier > 0)
 
-    def _place_alone(self, work: Work, now: float) -> bool:
+    def _place_alone(self, work: Work) -> bool:
         """A slow call, or a newcomer's, gets an idle toolhost to itself; the slow leave one, if there are two."""
         while (host := placing.idle_for(work.tool, self.ready, self.settings.max)) is not None:
             if placing.foreign(host, work.caller):
@@ -184,26 +247,26 @@ class Pool:
             if host is self.reserved:
                 self.reserved = None
             if work.count == 1:
-                host.send_alone(work, now)
+                host.send_alone(work)
                 return True
-            host.send_alone(work.take(1), now)
+            host.send_alone(work.take(1))
         return False
 
     def _replace_foreign(self, caller: Caller) -> None:
         """A toolhost that cannot be fenced serves one caller: the next one gets another process."""
         for host in self.ready:
-            if not host.flight and placing.foreign(host, caller):
+            if not host.line.runs and placing.foreign(host, caller):
                 self.retire(host, "served another caller, and cannot be fenced")
                 self.fill()
                 return
 
-    def pump(self, now: float) -> None:
+    def pump(self) -> None:
         """Gives waiting calls what room there is, each tool and each caller in turn."""
         if self.held or not self.queue:
             return
         for lane in self.queue:
             before = lane.lines
-            while lane.lines and self._pump_lane(lane, now):
+            while lane.lines and self._pump_lane(lane):
                 pass
             if lane.lines < before:
                 self.queue.turn(lane)
@@ -212,20 +275,20 @@ class Pool:
         elif self.reserved is not None:
             self.reserved = None
 
-    def _pump_lane(self, lane: Lane, now: float) -> bool:
+    def _pump_lane(self, lane: Lane) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
         tool = lane.tool
         if self._runs_alone(tool):
             room = int(placing.idle_for(tool, self.ready, self.settings.max) is not None)
         else:
-            room = placing.room(placing.least_busy(self.ready, self.reserved, None), tool)
+            room = self._room(tool, 0)[1]
         if not room:
             return False
         work = lane.pop(room)
         if work is None:
             return False
         size, count = work.weight(), work.count
-        if self._place(work, now):
+        if self._place(work):
             self.core.queued_bytes -= size
             return True
         self.core.queued_bytes -= size - work.weight()
@@ -242,8 +305,8 @@ class Pool:
         if not any(placing.may_be_alone(tool, self.ready, self.settings.max) for tool in slow):
             self.reserved = None
         elif self.reserved is None:
-            busy = [host for host in self.ready if not host.alone]
-            self.reserved = min(busy, key=lambda host: host.inflight, default=None)
+            busy = [host for host in self.ready if not host.line.alone]
+            self.reserved = min(busy, key=lambda host: int(host.line.inflight), default=None)
 
     def _out_of_patience(self) -> None:
         """Calls that wait for something else than a processor get a process each; a busy machine gets none."""
@@ -274,29 +337,29 @@ class Pool:
     def host_free(self, host: Host) -> None:
         """It has room: it has come alive, or answered something."""
         if host in self.starting:
-            self.starting.discard(host)
-            self.ready.append(host)
+            self._enter(host)
             host.lived = True
             host.rss = process.resident(host.process.pid)
         elif host in self.leaving:
-            if not host.flight:
+            if not host.line.runs:
                 host.finish("replaced")
             return
         else:
             self.starts.succeeded()
-            if host.max_calls and host.calls >= host.max_calls:
+            if self.settings.max_calls and host.line.calls >= host.max_calls:
                 self.recycle(host, "call count")
-        self.pump(time.monotonic())
+        self.pump()
+        self._gate()
 
     def recycle(self, host: Host, reason: str) -> None:
         self.counts["recycled"] += 1
-        self.log.info("toolhost recycled", pool=self.name, pid=host.process.pid, reason=reason, calls=host.calls)
+        self.log.info("toolhost recycled", pool=self.name, pid=host.process.pid, reason=reason, calls=host.line.calls)
         self.retire(host, reason)
         self.fill()
 
     def spare(self) -> bool:
         """Gives up an idle process that it does not have to keep, for a pool that has none."""
-        idle = (host for host in self.ready if not host.flight and not host.alone)
+        idle = (host for host in self.ready if not host.line.runs and not host.line.alone)
         host = next(idle, None) if len(self.ready) > self.settings.min else None
         if host is not None:
             self.retire(host, "its place is needed elsewhere")
@@ -304,11 +367,7 @@ class Pool:
 
     def host_leaves(self, host: Host) -> None:
         """It is dying: nobody may be given to it."""
-        self.starting.discard(host)
-        self.ready = [other for other in self.ready if other is not host]
-        self.leaving.add(host)
-        if self.reserved is host:
-            self.reserved = None
+        self._exit(host)
 
     def host_dead(self, host: Host) -> None:
         """It is dead and its pipe is dry: the first call without a reply may have run, those behind it have not."""
@@ -316,7 +375,7 @@ class Pool:
         self.core.processes -= 1
         now = time.monotonic()
         running, works = host.running(), host.abandon()
-        short = host.calls <= 0 and now - host.born < SETTLED_SECONDS and not (host.asked_to_leave or host.blamed)
+        short = host.line.calls <= 0 and now - host.born < SETTLED_SECONDS and not (host.asked_to_leave or host.blamed)
         if not works and (not host.lived or short) and self.closed is None:
             self._start_failed(host.obituary(), now)
         elif works:
@@ -326,7 +385,7 @@ class Pool:
             self._lose(works, running, verdicts.crash(works[0].tool.name, self.last_reason), now)
         if self.closed is None:
             self.fill()
-            self.pump(now)
+            self.pump()
 
     def _lose(self, works: list[Work], running: bool, refusal: Refusal, now: float) -> None:
         """The running call ends here, unless the configuration says that it is safe to run again; the others move."""
@@ -346,7 +405,6 @@ class Pool:
 
     def _move(self, work: Work, now: float) -> None:
         """Back to the front of the queue: its toolhost died before it came to this."""
-        work.trim()
         if work.caller.gone():
             work.sink.refuse(work, HUNG_UP)
             return
@@ -395,7 +453,7 @@ class Pool:
         host.die("timeout")
         self._lose(works, True, verdicts.timeout(tool.name, seconds), now)
         self.fill()
-        self.pump(now)
+        self.pump()
 
     def violation(self, host: Host, tool: Tool, what: str) -> None:
         """It broke the protocol: what it says next could be anybody's. It is killed, and the rest moves."""
@@ -405,7 +463,7 @@ class Pool:
         if works:
             now = time.monotonic()
             self._lose(works, running, verdicts.bad_reply(works[0].tool.name, what), now)
-            self.pump(now)
+            self.pump()
         self.fill()
 
     def babbled(self, host: Host, tool: Tool) -> None:
@@ -419,7 +477,7 @@ class Pool:
         self.counts["violation"] += 1
         host.blamed = tool is not OURS
         self.last_reason = f"its toolhost {what}"
-        tool.clean = PROBATION
+        tool.trust(PROBATION)
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
         if count:
             self.core.policy.failed(tool, self.last_reason, time.monotonic())
@@ -460,15 +518,16 @@ class Pool:
                 self.starts.succeeded()
             if now > host.expires:
                 self.recycle(host, "lifetime")
-            elif len(self.ready) > self.settings.min and not host.flight and now - host.mark > self._idle_seconds():
+            elif len(self.ready) > self.settings.min and self._idle(host, now):
                 self.retire(host, "idle")
         self.fill()
         if self.queue:
             self._grow()
-            self.pump(now)
+            self.pump()
 
-    def _idle_seconds(self) -> float:
-        return self.settings.idle_seconds * random.uniform(1 - JITTER, 1 + JITTER)
+    def _idle(self, host: Host, now: float) -> bool:
+        seconds = self.settings.idle_seconds * random.uniform(1 - JITTER, 1 + JITTER)
+        return not host.line.runs and now - host.line.mark > seconds
 
     def _clear_queue(self) -> list[Work]:
         waiting = self.queue.clear()
@@ -486,13 +545,14 @@ class Pool:
     def drain(self, refusal: Refusal) -> None:
         """What waits goes elsewhere or is refused; idle toolhosts leave now, the others when they have answered."""
         self.closed = refusal
+        self._gate()
         for work in self._clear_queue():
             self.core.policy.rehome(work, refusal)
         for host in [*self.ready, *self.starting]:
             self.retire(host, "broker is stopping")
 
     def busy(self) -> bool:
-        return any(host.flight for host in [*self.ready, *self.leaving] if host.flight) or bool(self.queue)
+        return any(host.line.runs for host in [*self.ready, *self.leaving]) or bool(self.queue)
 
     def alive(self) -> bool:
         return bool(self.ready or self.starting or self.leaving or self.spawning)

@@ -9,13 +9,13 @@ import time
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
-from broker.model import Caller, Judge, Ticket, Tool, Work
+from broker.model import NEWCOMER_CALLS, Caller, Judge, Ticket, Tool, Work
 from broker.policy.breaker import State
 from broker.pool import verdicts
 from broker.pool.asides import OURS, asks_for_a_lease, fence_line, fence_name, issue_line, issued, with_token
 from broker.pool.fleet import Fleet, Shared
 from broker.pool.process import Spec
-from broker.pool.rules import NEWCOMER_CALLS, PROBATION, STARTUP_SECONDS, learn, this_thread
+from broker.pool.rules import PROBATION, STARTUP_SECONDS, this_thread
 from broker.pool.talking import CHANGED, DONE, ENDED, GONE, INTERRUPTED, LATE, STOPPED, UNASKED, TalkingHost
 from broker.runtimes.program import Program
 
@@ -173,14 +173,14 @@ class Threads:
         host.used = now
         host.calls += 1
         host.tool = tool
-        learn(tool, now - begin)
+        lib.tb_learn(tool.stats, now - begin)
         with self._lock:
             self._shared.policy.answered(tool, 1, succeeded, now)
         tool.used = now
         if tool.clean >= NEWCOMER_CALLS and self._settings.pipeline:
             self.fleet.give(host)
         elif not host.quotes:
-            tool.clean += 1
+            tool.trust(tool.clean + 1)
             self.fleet.give(host)
         else:
             self._prove(host, tool)
@@ -197,7 +197,7 @@ class Threads:
 
     def _proved(self, host: TalkingHost, tool: Tool, fence: bytes, verdict: int) -> None:
         if verdict == DONE and fence in host.reply():
-            tool.clean += 1
+            tool.trust(tool.clean + 1)
             self.fleet.give(host)
         elif verdict in (DONE, UNASKED):
             self._violation(host, tool, verdicts.MORE_THAN_ONCE)
@@ -271,7 +271,7 @@ class Threads:
         """The tool is on probation; where no call ends badly for it, its breaker is told here."""
         self.fleet.counts["violation"] += 1
         self.fleet.last_reason = f"its toolhost {what}"
-        tool.clean = PROBATION
+        tool.trust(PROBATION)
         self._log.warning("protocol violation", pool=self.fleet.name, aid=tool.name, pid=host.process.pid, reason=what)
         if count and tool is not OURS:
             with self._lock:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from broker._native import ffi, lib
 from broker.errors import ConfigError, Refusal
-from broker.model import Judge, ToolInfo, Work
+from broker.model import Judge, Tool, ToolInfo, Work
 from broker.observe.log import Log
+from broker.pool import process
 from broker.pool.core import Core
 from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
@@ -26,24 +30,47 @@ class ServeRuntime:
         self.timeout = program.settings.timeout_seconds or program.limits.timeout_seconds
         self.pools: dict[str, Pool] = {}  # by principal where callers are isolated, else one, called ""
         self.problem = ""  # why the newest plugin is not the one that is used
-        self.on_tools: Callable[[list[ToolInfo]], None] | None = None  # of a replaced plugin, before it is used
+        self.on_tools: Callable[[list[ToolInfo]], list[Tool]] | None = None  # of a replaced plugin, before it is used
         self._core = core
         self._spawner = spawner
         self._log = log
         self._spec: Spec | None = None
+        self._tools: list[Tool] = []
         self._looked = -1  # at the plugin's file, in which round
+        self._path = ffi.new("char[]", os.fsencode(program.plugin.source)) if program.plugin else None
+        self._file: Any = None  # as the board watches it
         self._refreshing: asyncio.Task[None] | None = None
         self._drained = False
 
-    def start(self, spec: Spec) -> None:
+    def start(self, spec: Spec, tools: list[Tool]) -> None:
         """From now on this is what runs; toolhosts of before finish what they have."""
         self._spec = spec
+        self._tools = tools
         self.problem = ""
         if self.program.settings.isolate == "none" and not self.pools:
             self._new_pool("")
         else:
             for pool in self.pools.values():
                 pool.use(spec)
+        if self.program.settings.isolate == "none":  # else whose pool it is depends on the caller
+            self.pools[""].attach(tools)
+            self._watch()
+
+    def _watch(self) -> None:
+        """The board need not ask while the plugin is what it was when it was read."""
+        if self.program.plugin is None:
+            return
+        self._unwatch()
+        self._file = ffi.addressof(self.pools[""].board[0], "file")
+        self._file.path = self._path
+        self._file.stamp = self.program.stamp()
+        self._file.watch = lib.tb_watch(self._path)
+        self._file.looked = 0.0  # what happened before the watch began is seen by the next look
+
+    def _unwatch(self) -> None:
+        if self._file is not None:
+            process.close(self._file.watch)
+            self._file = None
 
     def _new_pool(self, principal: str) -> Pool:
         assert self._spec is not None
@@ -54,22 +81,26 @@ class ServeRuntime:
         pool = Pool(name, settings, self.program.limits, self._core, self._spawner, self._log)
         self.pools[principal] = pool
         pool.use(self._spec)
-        pool.held = self._refreshing is not None
+        pool.hold(self._refreshing is not None)
         return pool
 
     def submit(self, work: Work, now: float) -> None:
-        if self._looked != self._core.round:
-            self._looked = self._core.round
+        if self._looked != self._core.board.round:
+            self._looked = self._core.board.round
             self._look()
         principal = "" if self.program.settings.isolate == "none" else work.caller.principal
         (self.pools.get(principal) or self._new_pool(principal)).submit(work, now)
 
     def _look(self) -> None:
         """Once a read: has the plugin been replaced? Then calls wait until the new one is loaded."""
-        if self._refreshing is None and self.program.changed():
+        if self._refreshing is not None:
+            return
+        if self.program.changed():
             self._refreshing = self._core.loop.create_task(self._refresh())
             for pool in self.pools.values():
-                pool.held = True
+                pool.hold(True)
+        elif self._file is not None and lib.tb_file_changed(self._file, time.monotonic()):
+            self._watch()  # something has happened to it, but it is the same
 
     def refreshing(self) -> asyncio.Task[None] | None:
         """Whoever knows its tools only from before has to wait for this."""
@@ -96,7 +127,7 @@ class ServeRuntime:
             if self._drained:
                 return
             if self.on_tools is not None:
-                self.on_tools(tools)
+                self._tools = self.on_tools(tools)
         except Exception as error:  # a ConfigError says it well; anything else must not hold the calls either
             if self._drained:
                 return
@@ -104,12 +135,12 @@ class ServeRuntime:
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
             self._refreshing = None
             for pool in self.pools.values():
-                pool.held = False
-                pool.pump(time.monotonic())
+                pool.hold(False)
+                pool.pump()
         else:
             self._log.info("plugin replaced", plugin=self.source, tools=len(tools))
             self._refreshing = None
-            self.start(spec)
+            self.start(spec, self._tools)
         self._core.flush()
 
     def expire(self, now: float) -> None:
@@ -125,6 +156,7 @@ class ServeRuntime:
         """For good: also a plugin that is being read will not be used."""
         self._drained = True
         self.program.give_up()
+        self._unwatch()
         for pool in self.pools.values():
             pool.drain(refusal)
 

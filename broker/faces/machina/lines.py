@@ -36,6 +36,7 @@ EXPECTED = {
 
 IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
+SPANS = lib.TB_R_SPANS
 
 
 class Asked(NamedTuple):
@@ -50,22 +51,21 @@ class Asked(NamedTuple):
 
 
 class Members:
-    """The known members of one line, taken out of it when they are asked for."""
+    """The known members of one line (a board's row), taken out of it when they are asked for."""
 
-    __slots__ = ("_at", "_items", "_lines")
+    __slots__ = ("_data", "_row")
 
-    def __init__(self, items: list[int], at: int, lines: Any) -> None:
-        self._items = items
-        self._at = at
-        self._lines = lines
+    def __init__(self, row: list[int], data: Any) -> None:
+        self._row = row
+        self._data = data
 
     def raw(self, member: int) -> bytes | None:
         """Its JSON as it stands in the line."""
-        at = self._at + 2 * member
-        start = self._items[at]
+        at = SPANS + 2 * member
+        start = self._row[at]
         if start < 0:
             return None
-        value: bytes = ffi.buffer(self._lines + start, self._items[at + 1])[:]
+        value: bytes = ffi.buffer(self._data + start, self._row[at + 1])[:]
         return value
 
     def text(self, member: int) -> str:

@@ -184,9 +184,8 @@ class MachinaFace:
 
     def expire(self, now: float) -> None:
         """Callers that closed while they had something outstanding; those too slow, or no longer welcome."""
-        for connection in [c for c in self.connections if c.deaf()]:
-            if connection.vanished():
-                connection.abort()
+        for connection in [c for c in self.connections if c.vanished()]:
+            connection.close()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             for connection in list(self.connections):
@@ -203,7 +202,7 @@ class MachinaFace:
 
     def close(self) -> None:
         for connection in list(self.connections):
-            connection.abort()
+            connection.close()
         for lock in self._locks:
             os.close(lock)
 

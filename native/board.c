@@ -1,0 +1,190 @@
+/* board.c: what has happened, to whom; the rows for the owner; the clock. */
+#define _GNU_SOURCE
+#include "inner.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EVENTS = 64 };
+
+double clock_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+int watch_fd(const board *b, int fd, uint32_t events, void *p) {
+    struct epoll_event event = {events, {.ptr = p}};
+    return epoll_ctl(b->poll, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+void unwatch_fd(const board *b, int fd) { epoll_ctl(b->poll, EPOLL_CTL_DEL, fd, NULL); }
+
+tb_board *tb_board_new(const tb_limits *limits) {
+    board *b = calloc(1, sizeof *b);
+    if (!b) return NULL;
+    unsigned char random[8] = {0};
+    b->seen.limits = *limits;
+    b->poll = epoll_create1(EPOLL_CLOEXEC);
+    b->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    b->scanned = tb_batch_new();
+    b->seen.now = clock_now();
+    if (b->poll < 0 || b->timer < 0 || !b->scanned || watch_fd(b, b->timer, EPOLLIN, NULL) ||
+        getrandom(random, sizeof random, 0) != sizeof random) {
+        tb_board_free(&b->seen);
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof random; i++) snprintf(b->secret + 2 * i, 3, "%02x", random[i]);
+    return &b->seen;
+}
+
+/* Callers and hosts must have been closed before. */
+void tb_board_free(tb_board *tb) {
+    if (!tb) return;
+    board *b = of_board(tb);
+    if (b->poll >= 0) close(b->poll);
+    if (b->timer >= 0) close(b->timer);
+    tb_batch_free(b->scanned);
+    free(b->scratch.data);
+    for (int i = 0; i < 2; i++) {
+        free(b->rows[i].rows);
+        free(b->rows[i].data.data);
+    }
+    free(b->tools);
+    free(b);
+}
+
+int tb_board_fd(const tb_board *b) { return ((const board *)(const void *)b)->poll; }
+
+int tb_board_tool(tb_board *tb, tb_tool *tool) {
+    board *b = of_board(tb);
+    if (tool->index >= b->tool_count) {
+        const int32_t want = 2 * tool->index + 16;
+        tb_tool **grown = realloc(b->tools, (size_t)want * sizeof *grown);
+        if (!grown) return -ENOMEM;
+        memset(grown + b->tool_count, 0, (size_t)(want - b->tool_count) * sizeof *grown);
+        b->tools = grown;
+        b->tool_count = want;
+    }
+    b->tools[tool->index] = tool;
+    return 0;
+}
+
+tb_tool *tool_of(const board *b, int32_t index) { return index >= 0 && index < b->tool_count ? b->tools[index] : NULL; }
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+int64_t *add_row(board *b, int what, int64_t who) {
+    rows *r = &b->rows[b->filling];
+    if (r->count == r->capacity) {
+        const int32_t want = r->capacity ? 2 * r->capacity : 64;
+        int64_t *grown = realloc(r->rows, (size_t)want * TB_ROW * sizeof *grown);
+        if (!grown) {
+            b->failed = 1;
+            return NULL;
+        }
+        r->rows = grown;
+        r->capacity = want;
+    }
+    int64_t *row = r->rows + (size_t)r->count++ * TB_ROW;
+    memset(row, 0, TB_ROW * sizeof *row);
+    row[TB_R_WHAT] = what;
+    row[TB_R_WHO] = who;
+    return row;
+}
+
+int64_t row_data(board *b, const char *data, size_t len) {
+    buffer *to = &b->rows[b->filling].data;
+    const int64_t at = (int64_t)to->len;
+    if (buffer_reserve(to, len)) b->failed = 1;
+    else if (len) buffer_put(to, data, len);
+    return at;
+}
+
+void make_dirty(board *b, peer *p) {
+    if (p->dirty) return;
+    p->dirty = 1;
+    p->next_dirty = b->dirty;
+    b->dirty = p;
+}
+
+static caller *caller_of(peer *p) { return (caller *)(void *)((char *)p - offsetof(caller, peer)); }
+static host *host_of(peer *p) { return (host *)(void *)((char *)p - offsetof(host, peer)); }
+static host *host_of_input(peer *p) { return (host *)(void *)((char *)p - offsetof(host, input)); }
+
+int tb_board_fetch(tb_board *tb, tb_rows *view) {
+    board *b = of_board(tb);
+    while (b->dirty) {
+        peer *p = b->dirty;
+        b->dirty = p->next_dirty;
+        p->dirty = 0;
+        if (p->kind == CALLER) caller_flush(b, caller_of(p));
+        else host_flush(b, host_of(p));
+    }
+    const rows *full = &b->rows[b->filling];
+    *view = (tb_rows){full->rows, full->count, b->resuming != NULL, full->data.data};
+    b->filling ^= 1;
+    b->rows[b->filling].count = 0;
+    buffer_clear(&b->rows[b->filling].data, BATCH_KEEP);
+    const int failed = b->failed;
+    b->failed = 0;
+    return failed ? -ENOMEM : 0;
+}
+
+/* ---- the clock --------------------------------------------------------------------------------------------------- */
+
+static void set_timer(board *b, double when) {
+    struct itimerspec at = {{0, 0}, {(time_t)when, (long)((when - (double)(time_t)when) * 1e9)}};
+    b->armed = when;
+    timerfd_settime(b->timer, TFD_TIMER_ABSTIME, &at, NULL);
+}
+
+/* The clock of a line starts when it is the first. One timer for all; it is moved only when it must be. */
+void arm(board *b, host *h) {
+    const run *first = &h->flight[h->head & (h->capacity - 1)];
+    h->deadline = b->seen.now + first->timeout;
+    if (b->armed <= 0 || h->deadline < b->armed) set_timer(b, h->deadline);
+}
+
+static void on_timer(board *b) {
+    uint64_t times;
+    if (read(b->timer, &times, sizeof times) < 0) return;
+    double next = 0;
+    b->armed = 0;
+    for (host *h = b->hosts; h; h = h->next) {
+        if (h->seen.runs && !h->waiting && h->deadline <= b->seen.now) host_late(b, h);
+        if (h->seen.runs && !h->waiting && (next <= 0 || h->deadline < next)) next = h->deadline;
+    }
+    if (next > 0) set_timer(b, next);
+}
+
+/* ---- what has happened ------------------------------------------------------------------------------------------- */
+
+int tb_board_turn(tb_board *tb, tb_rows *view) {
+    board *b = of_board(tb);
+    struct epoll_event events[EVENTS];
+    const int count = epoll_wait(b->poll, events, EVENTS, 0);
+    if (count < 0 && errno != EINTR) return -errno;
+    b->seen.now = clock_now();
+    if (b->resuming) callers_resume(b);
+    for (int i = 0; i < count; i++) {
+        peer *p = events[i].data.ptr;
+        const uint32_t what = events[i].events;
+        if (!p) {
+            on_timer(b);
+        } else if (p->kind == CALLER) {
+            caller *c = caller_of(p);
+            if (what & EPOLLOUT || (c->out.watching && what & (EPOLLHUP | EPOLLERR))) make_dirty(b, p);
+            if (what & (EPOLLIN | EPOLLHUP | EPOLLERR)) caller_readable(b, c);
+        } else if (p->kind == HOST) {
+            host_readable(b, host_of(p));
+        } else {
+            make_dirty(b, &host_of_input(p)->peer);
+        }
+    }
+    return tb_board_fetch(tb, view);
+}

@@ -1,0 +1,143 @@
+/* inner.h: the board's peers as its own files see them. Internal. */
+#ifndef TB_INNER_H
+#define TB_INNER_H
+
+#include "batch.h"
+#include "board.h"
+
+#include <stddef.h>
+#include <sys/epoll.h>
+
+enum { CALLER, HOST, INPUT };
+
+/* Bytes on their way to a descriptor: [at, bytes.len) has not been taken yet. */
+typedef struct {
+    buffer bytes;
+    size_t at;
+    int fd;
+    int watching; /* the descriptor took no more: wait until it does */
+} outbox;
+
+/* What epoll hands back. A host has a second one, for its input. */
+typedef struct peer {
+    int kind;
+    int dirty;
+    struct peer *next_dirty;
+} peer;
+
+/* A reply that waits for those in front of it. */
+typedef struct {
+    int64_t at;
+    int64_t lines;
+    char *data;
+    size_t len;
+} held_reply;
+
+typedef struct caller {
+    tb_caller seen; /* first: the owner's view of it */
+    peer peer;
+    const tb_tools *tools;
+    tb_framer *framer;
+    outbox out;
+    held_reply *held; /* a heap, the lowest place first */
+    int32_t held_count, held_capacity;
+    int more;         /* the framer holds lines that have not been looked at, */
+    int resuming;     /* and its next turn is in the next round */
+    struct caller *next_resuming;
+    int closed;
+    int told;         /* of its end */
+    int32_t refs;     /* runs under way, and the owner */
+} caller;
+
+enum { FENCE_NAME = 48 };
+
+typedef struct {
+    int64_t who, work, at;
+    caller *caller;
+    int32_t tool, suspect, count;
+    size_t from, to;          /* its lines, in the host's `out` */
+    size_t ids_from, ids_to;  /* in the host's `ids`; the same where there are none */
+    int has_ids;
+    double timeout;
+    char fence[FENCE_NAME];
+    size_t fence_len;         /* 0: none, or passed */
+} run;
+
+typedef struct host {
+    tb_host seen; /* first */
+    peer peer, input;
+    tb_framer *framer;
+    int out_fd;
+    outbox out;   /* lines stay in it until they are answered, so that they can be given to another one */
+    buffer ids;
+    run *flight;  /* a ring of `capacity`, a power of two */
+    uint32_t head, capacity;
+    int waiting;  /* for tb_host_resume */
+    int muted;
+    int reading;
+    double deadline;
+    struct host *next, *previous;
+} host;
+
+typedef struct {
+    int64_t *rows;
+    int32_t count, capacity;
+    buffer data;
+} rows;
+
+typedef struct {
+    tb_board seen; /* first */
+    int poll, timer;
+    double armed;     /* when the timer goes off; 0: never */
+    tb_batch *scanned;
+    buffer scratch;
+    rows rows[2];
+    int filling;
+    int failed;       /* out of memory; said at the next opportunity */
+    peer *dirty;
+    caller *resuming; /* who has lines left */
+    host *hosts;
+    tb_tool **tools;  /* by index */
+    int32_t tool_count;
+    char secret[24];
+    uint64_t fences;
+} board;
+
+static inline board *of_board(tb_board *b) { return (board *)(void *)b; }
+static inline caller *of_caller(tb_caller *c) { return (caller *)(void *)c; }
+static inline host *of_host(tb_host *h) { return (host *)(void *)h; }
+
+/* board.c */
+int64_t *add_row(board *b, int what, int64_t who); /* NULL without memory, which is remembered */
+int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands */
+void make_dirty(board *b, peer *p);
+double clock_now(void);
+int watch_fd(const board *b, int fd, uint32_t events, void *p);
+void unwatch_fd(const board *b, int fd);
+void arm(board *b, host *h);
+tb_tool *tool_of(const board *b, int32_t index);
+
+/* outbox.c */
+int outbox_write(outbox *o); /* 0, or -errno; -EAGAIN: the peer takes no more for now */
+void outbox_compact(outbox *o); /* forgets what has been written */
+size_t outbox_left(const outbox *o);
+
+/* caller.c */
+void caller_readable(board *b, caller *c);
+void callers_resume(board *b);
+void caller_flush(board *b, caller *c);
+void caller_settle(board *b, caller *c, int64_t at, const char *data, size_t len, int64_t lines);
+int caller_in_turn(const caller *c, int64_t at); /* a reply for this place may go straight into its outbox */
+void caller_settled(board *b, caller *c, int64_t at, int64_t lines); /* and has */
+void caller_release(caller *c);
+
+/* host.c */
+void host_readable(board *b, host *h);
+void host_flush(board *b, host *h);
+void host_late(board *b, host *h);
+int host_send(board *b, host *h, const tb_run *r);
+
+/* place.c */
+int may_pass(board *b, const tb_tool *tool);
+
+#endif
