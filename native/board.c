@@ -33,6 +33,7 @@ tb_board *tb_board_new(const tb_limits *limits) {
     b->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     b->scanned = tb_batch_new();
     b->seen.now = clock_now();
+    b->seen.turn = 1;
     if (b->poll < 0 || b->timer < 0 || !b->scanned || watch_fd(b, b->timer, EPOLLIN, NULL) ||
         getrandom(random, sizeof random, 0) != sizeof random) {
         tb_board_free(&b->seen);
@@ -128,6 +129,7 @@ int tb_board_fetch(tb_board *tb, tb_rows *view) {
     const rows *full = &b->rows[b->filling];
     *view = (tb_rows){full->rows, full->count, b->resuming != NULL, full->data.data};
     b->filling ^= 1;
+    b->seen.turn++;
     b->rows[b->filling].count = 0;
     buffer_clear(&b->rows[b->filling].data, BATCH_KEEP);
     const int failed = b->failed;

@@ -28,7 +28,8 @@ typedef struct {
     int64_t queued_bytes;   /* the owner's: of calls that wait */
     int64_t partial_bytes;  /* of long lines that have not ended */
     int32_t callers;
-    int64_t round;          /* counts the reads from callers */
+    int64_t round;          /* counts the reads from callers, */
+    int64_t turn;           /* and how often the owner has seen to its rows */
     double now;
 } tb_board;
 
@@ -62,6 +63,7 @@ struct tb_pool {
     int32_t wants;       /* its owner wants to know when a toolhost has room */
     tb_file file;        /* while it is what it was */
     int64_t looked;      /* at the file, in which round */
+    int64_t yields;      /* to a call that needs a toolhost to itself and came first, in which turn */
     int32_t count;       /* of the hosts that are ready */
     int32_t capacity;
     struct tb_host **hosts;

@@ -123,6 +123,8 @@ static int choked(const board *b, const caller *c) {
 }
 
 static int64_t *item_row(board *b, const caller *c, const int32_t *item, int what, int64_t at) {
+    const tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
+    if (tool && tool->pool && !tb_shares(tool)) tool->pool->yields = b->seen.turn;
     int64_t *row = add_row(b, what, c->seen.name);
     if (!row) return NULL;
     row[TB_R_TOOL] = item[TB_I_TOOL];

@@ -83,10 +83,11 @@ int tb_file_changed(tb_file *file, double now) {
     return waiting > 0 || (!tb_stamp(file->path, stamp) && memcmp(stamp, file->stamp, sizeof stamp));
 }
 
-/* Plain calls of it need nobody's judgement just now. */
+/* Plain calls of it need nobody's judgement just now, and overtake none that do. */
 int may_pass(board *b, const tb_tool *tool) {
     tb_pool *pool = tool ? tool->pool : NULL;
-    if (!pool || !pool->open || tool->waits || tool->guarded || !tb_shares(tool) || b->seen.draining) return 0;
+    if (!pool || !pool->open || tool->waits || tool->guarded || !tb_shares(tool)) return 0;
+    if (pool->yields == b->seen.turn || b->seen.draining) return 0;
     if (pool->file.path && pool->looked != b->seen.round) { /* once a read */
         if (tb_file_changed(&pool->file, b->seen.now)) return 0;
         pool->looked = b->seen.round;
