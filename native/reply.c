@@ -29,7 +29,7 @@ static int named(const char *from, const char *to, int escaped, const char *text
 
 /* One object, whole and valid? What does it say of itself? `status` is read first, `ok` where it is missing. */
 static int judge(const tb_line *line, int max_depth, verdict *v) {
-    json_reader r = {line->data, line->data + line->len, max_depth, 0};
+    json_reader r = {line->data, line->data, line->data + line->len, max_depth, 0};
     int ok = 0, status = -1;
     memset(v, 0, sizeof *v);
     json_space(&r);

@@ -103,7 +103,7 @@ static void keep(envelope *e, int i, const char *at, const json_reader *r, const
 
 /* Reads one whole line. A truncated (oversize) one ends as invalid, with the members that came before the cut. */
 static void read_envelope(envelope *e, const char *data, size_t len, int max_depth) {
-    json_reader r = {data, data + len, max_depth, 0};
+    json_reader r = {data, data, data + len, max_depth, 0};
     memset(e, 0, sizeof *e);
     e->about = -1;
     json_space(&r);
