@@ -49,6 +49,7 @@ class _Lib:
     TB_REPLY_JUNK: int
     TB_REPLY_OVERSIZE: int
     TB_REPLY_STRANGER: int
+    TB_REPLY_SWALLOWED: int
 
     def tb_framer_new(self, cap: int) -> Any: ...
     def tb_framer_free(self, f: Any) -> None: ...
