@@ -6,32 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Eight bytes at once: a set high bit marks a quote, a backslash, a control character or a byte beyond ASCII. Borrows
- * may mark bytes above a marked one, so only the lowest mark is to be believed. */
-static uint64_t special(uint64_t v) {
-    const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
-    const uint64_t quote = v ^ (ones * '"'), back = v ^ (ones * '\\');
-    return (((quote - ones) & ~quote) | ((back - ones) & ~back) | (v - ones * 0x20) | v) & high;
-}
-
-/* The first byte from p on that a string cannot just contain; some byte before it near the end of the line. */
-static const char *plain_run(const char *p, const char *end) {
-    while (end - p >= 8) {
-        uint64_t eight;
-        memcpy(&eight, p, 8);
-        const uint64_t marks = special(eight);
-        if (!marks) {
-            p += 8;
-            continue;
-        }
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-        p += __builtin_ctzll(marks) >> 3;
-#endif
-        break;
-    }
-    return p;
-}
-
 static int hex4(const char *p, unsigned *out) {
     unsigned v = 0;
     for (int i = 0; i < 4; i++) {
@@ -83,32 +57,87 @@ static size_t utf8(const unsigned char *p, const unsigned char *end) {
     return 0;
 }
 
-int json_string(json_reader *r, int *escaped) {
-    const char *p = r->p + 1, *end = r->end;
-    *escaped = 0;
-    for (;;) {
-        p = plain_run(p, end);
-        if (p >= end) return 0;
-        const unsigned char c = (unsigned char)*p;
-        if (c == '"') {
-            r->p = p + 1;
-            return 1;
-        }
-        if (c == '\\') {
-            const size_t n = escape(p + 1, end);
-            if (!n) return 0;
-            *escaped = 1;
-            p += 1 + n;
-        } else if (c < 0x20) {
-            return 0;
-        } else if (c < 0x80) {
-            p++;
-        } else {
-            const size_t n = utf8((const unsigned char *)p, (const unsigned char *)end);
-            if (!n) return 0;
-            p += n;
-        }
+/* Where a backslash stands before a byte and means it. In a run of backslashes each second one is meant by the one
+ * before, so what matters is whether the run is of odd length: adding a run's first bit carries to the bit behind it. */
+static uint32_t escaped_by(uint32_t back) {
+    const uint32_t even = 0x55555555u, odd = ~even;
+    const uint32_t first = back & ~(back << 1);
+    const uint32_t behind_even = (back + (first & even)) & ~back, behind_odd = (back + (first & odd)) & ~back;
+    return (behind_even & odd) | (behind_odd & even);
+}
+
+/* Behind the text beyond ASCII at p, or NULL. */
+static const char *beyond_ascii(const char *p, const char *end) {
+    do {
+        const size_t n = utf8((const unsigned char *)p, (const unsigned char *)end);
+        if (!n) return NULL;
+        p += n;
+    } while (p < end && *p & 0x80);
+    return p;
+}
+
+/* An escape that is not of a quote or a backslash, a character beyond ASCII, or none at all. Behind it, or NULL. */
+static const char *odd_one(const char *at, const char *end, int meant) {
+    if (!meant) return *at & 0x80 ? beyond_ascii(at, end) : NULL;
+    const size_t n = escape(at, end);
+    return n ? at + n : NULL;
+}
+
+typedef struct {
+    const char *end; /* of the line */
+    int escaped;
+    int ended;
+} string;
+
+/* The n bytes at p, up to the string's end. Where to go on, or NULL. */
+static inline const char *step(string *s, const char *p, uint32_t n, uint32_t quote, uint32_t back, uint32_t other) {
+    const uint32_t meant = escaped_by(back);
+    /* Escaped quotes and backslashes, the usual ones, need no look; other escapes do. */
+    const uint32_t quotes = quote & ~meant;
+    const uint32_t stops = (quotes | other | (meant & ~(quote | back))) & ((1u << n) - 1);
+    s->escaped |= (back & (stops ^ (stops - 1))) != 0; /* up to the first stop */
+    if (!stops) return n < BLOCK ? NULL : p + n - (meant >> n); /* an escape at the end is read again, whole */
+    const int i = __builtin_ctz(stops);
+    s->ended = (int)(quotes >> i & 1);
+    return s->ended ? p + i + 1 : odd_one(p + i, s->end, (int)(meant >> i & 1));
+}
+
+/* The line's last bytes, fewer than a block, read without a look at what stands behind them. */
+static const char *last_steps(string *s, const char *p, const char *begin) {
+    char copy[BLOCK] = {0};
+    const size_t held = (size_t)(s->end - begin);
+    if (held < BLOCK) memcpy(copy + BLOCK - held, begin, held);
+    const block b = block_at(held < BLOCK ? copy : s->end - BLOCK);
+    while (p && p < s->end && !s->ended) {
+        const uint32_t n = (uint32_t)(s->end - p), skip = BLOCK - n;
+        p = step(s, p, n, bits(b.quote) >> skip, bits(b.back) >> skip, bits(b.other) >> skip);
     }
+    return s->ended ? p : NULL;
+}
+
+/* Behind the string whose inside begins at p, or NULL. */
+static const char *string_end(string *s, const char *p, const char *begin) {
+    while (s->end - p >= BLOCK) {
+        const block b = block_at(p);
+        const uint32_t any = marked(b), quote = bits(b.quote);
+        if (!any) {
+            p += BLOCK;
+            continue;
+        }
+        if (quote & any & -any) return p + __builtin_ctz(any) + 1; /* the first of them: the usual end */
+        p = step(s, p, BLOCK, quote, bits(b.back), bits(b.other));
+        if (!p || s->ended) return p;
+    }
+    return last_steps(s, p, begin);
+}
+
+int json_rest(json_reader *r, const char *from, int *escaped) {
+    string s = {r->end, 0, 0};
+    const char *behind = string_end(&s, from, r->begin);
+    *escaped = s.escaped;
+    if (!behind) return 0;
+    r->p = behind;
+    return 1;
 }
 
 static int digits(const char **p, const char *end) {
@@ -184,7 +213,7 @@ int json_value(json_reader *r, int depth) {
     json_space(r);
     if (r->p < r->end && *r->p != '{' && *r->p != '[') return scalar(r);
 
-    uint64_t objects[JSON_MAX_DEPTH / 64] = {0}; /* a bit a level: is it an object? */
+    uint64_t objects[JSON_MAX_DEPTH / 64]; /* a bit a level: is it an object? Each word is cleared when it is first used */
     int open = 0;
     for (;;) {
         json_space(r);
@@ -196,6 +225,7 @@ int json_value(json_reader *r, int depth) {
                 return 0;
             }
             const uint64_t bit = (uint64_t)1 << (open & 63);
+            if (bit == 1) objects[open >> 6] = 0;
             if (c == '{') objects[open >> 6] |= bit;
             else objects[open >> 6] &= ~bit;
             open++;

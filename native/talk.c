@@ -125,8 +125,8 @@ static void hear_all(tb_talk *t) {
 }
 
 static int taking(tb_talk *t) {
-    return take_more(t->framer, &t->batch->out, t->replies, t->fence, t->fence_len, NULL, 0, NULL, 0, t->peer.max_depth,
-                     &t->taken);
+    return take_more(t->framer, &t->batch->out, t->replies, t->fence, t->fence_len, NULL, 0, NULL, 0,
+                     t->peer.max_depth, &t->taken);
 }
 
 /* A peer may answer before it has heard all (a line that is too long): the rest has to be said nevertheless. */

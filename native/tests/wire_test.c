@@ -1,5 +1,6 @@
 /* wire_test.c: what a C programmer may rely on: framing whole and byte by byte, caps, envelopes, replies, spawning. */
 #define _GNU_SOURCE
+#include "check.h"
 #include "wire.h"
 
 #include <errno.h>
@@ -11,19 +12,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static int checks, failures;
-
-#define CHECK(cond) \
-    do { \
-        checks++; \
-        if (!(cond)) { \
-            failures++; \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); \
-        } \
-    } while (0)
-
-static int same(const char *data, size_t len, const char *text) { return len == strlen(text) && !memcmp(data, text, len); }
 
 static void lines_come_out_however_the_bytes_arrive(void) {
     const char text[] = "one\r\ntwo\n\nlast";
