@@ -125,18 +125,28 @@ def test_a_flood_costs_another_caller_one_turn():
 
 
 def test_work_that_is_split_keeps_its_lines_its_ids_and_its_place():
-    class Place:
-        def __init__(self, left):
-            self.left, self.behind = left, None
-
-        def split(self, count):
-            self.behind = Place(self.left - count)
-            self.left = count
-            return self.behind
-
-    whole = Work(TOOLS[0], b"a\nb\nc\nd\n", 4, b'1\n"x"\nnull\n[]\n', CALLERS[0], None, 1.0)
-    whole.slot = place = Place(4)
+    whole = Work(TOOLS[0], b"a\nb\nc\nd\n", 4, None, CALLERS[0], None, 1.0)
+    whole.at = 7
     first = whole.take(3)
-    assert (first.lines, first.ids, first.count, first.slot) == (b"a\nb\nc\n", b'1\n"x"\nnull\n', 3, place)
-    assert (whole.lines, whole.ids, whole.count, whole.slot) == (b"d\n", b"[]\n", 1, place.behind)
-    assert (place.left, place.behind.left) == (3, 1)
+    assert (first.lines, first.ids, first.count, first.at) == (b"a\nb\nc\n", None, 3, 7)
+    assert (whole.lines, whole.ids, whole.count, whole.at) == (b"d\n", None, 1, 10)
+
+    whole = Work(TOOLS[0], b"a\nb\n", 2, b'"x"\nnull\n', CALLERS[0], None, 1.0)
+    first = whole.take(1)
+    assert (first.lines, first.ids, first.at) == (b"a\n", b'"x"\n', -1)
+    assert (whole.lines, whole.ids, whole.at) == (b"b\n", b"null\n", -1)
+
+
+def test_a_tool_is_known_to_wait_while_calls_of_it_do():
+    queue, caller = Queue(), Someone("a")
+    queue.push(work(TOOLS[0], caller, 0, 2), 1.0)
+    assert TOOLS[0].stats.waits
+    lane = next(iter(queue))
+    lane.pop(2)
+    queue.turn(lane)
+    assert not TOOLS[0].stats.waits
+    for empty in (lambda: queue.remove(caller), queue.clear, lambda: queue.overdue(9.0)):
+        queue.push(work(TOOLS[0], caller, 0, 2), 1.0)
+        assert TOOLS[0].stats.waits
+        empty()
+        assert not TOOLS[0].stats.waits
