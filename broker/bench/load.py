@@ -32,13 +32,13 @@ class Unix:
     def measure(self, plan: Plan, tally: Tally, tick: Tick) -> None:
         line = request_line(plan.tool, plan.input)
         with contextlib.ExitStack() as stack:
+            epoll = stack.enter_context(select.epoll())  # first: select takes descriptors below 1024 only
             connections = []
             for index in range(plan.connections):
                 connections.append(Connection(connect(self._path), line, index))
                 stack.callback(connections[-1].close)
             stack.enter_context(undisturbed())
-            load = (_Open if plan.rate else _Closed)(plan, tally, tick, connections)
-            load.run()
+            (_Open if plan.rate else _Closed)(plan, tally, tick, connections, epoll).run()
 
     def close(self) -> None:
         """A connection lives as long as its case."""
@@ -47,12 +47,14 @@ class Unix:
 class _Load:
     """What both loops share: waiting, reading, rounds, and the end."""
 
-    def __init__(self, plan: Plan, tally: Tally, tick: Tick, connections: list[Connection]) -> None:
+    def __init__(
+        self, plan: Plan, tally: Tally, tick: Tick, connections: list[Connection], epoll: select.epoll
+    ) -> None:
         self.plan = plan
         self.tally = tally
         self.connections = connections
         self._tick = tick
-        self._epoll = select.epoll()
+        self._epoll = epoll
         self._by_fd = {one.socket.fileno(): one for one in connections}
         self._head = b""
         self.born = clock()
@@ -86,7 +88,6 @@ class _Load:
         finally:
             if not self.stopped:  # lost, or interrupted
                 self._finish_round(clock())
-            self._epoll.close()
         now = clock()
         for since in self.waiting_since():
             if since >= self.begin:
@@ -225,12 +226,14 @@ class _Open(_Load):
     def start(self, now: int) -> int:
         many = self.plan.connections
         upto = int((min(now, self.end - 1) - self.born) * self.plan.rate / 1e9) + 1
-        if upto > self._started:
-            for one in self.connections:  # those whose index is one.index modulo many
-                mine = (upto - one.index + many - 1) // many - one.started
-                if mine > 0:
-                    self.send(one, mine)
-            self._started = upto
+        fresh = upto - self._started
+        if 0 < fresh < many:
+            for number in range(self._started, upto):
+                self.send(self.connections[number % many], 1)
+        elif fresh > 0:
+            for one in self.connections:  # call n goes to connection n modulo their number
+                self.send(one, (upto - one.index + many - 1) // many - one.started)
+        self._started = upto
         return self.born + int(upto * 1e9 / self.plan.rate)
 
     def send(self, connection: Connection, calls: int) -> None:

@@ -74,12 +74,12 @@ def _notes(whole: Report) -> Iterator[str]:
 def remarks(one: Case) -> Iterator[str]:
     """What happened to a case's calls beside success."""
     if one.loop == "open":
-        late = f"{one.late:,} calls could not be started in time" if one.late else "all calls were started in time"
+        late = f"{_calls(one.late)} could not be started in time" if one.late else "all calls were started in time"
         yield f"{one.name}: {number(one.rate)} calls/s of the {number(one.rate_asked)} that were due; {late}"
     if one.unanswered:
         yield (
-            f"{one.name}: {one.unanswered:,} calls had no answer at the end; "
-            "their latency is counted as the time that they had waited"
+            f"{one.name}: {_calls(one.unanswered)} had no answer at the end; "
+            "what had been waited by then is counted as latency"
         )
     for code, failures in sorted(one.failed.items(), key=lambda item: -item[1].count):
         yield f"{one.name}: {failures.count:,} {code}, for example: {failures.example[:300]}"
@@ -95,6 +95,10 @@ def client(whole: Report) -> Iterator[str]:
         limit = limits.get((one.depth, one.connections))
         if one.face != "embedded" and limit and one.loop == "closed" and one.rate > CLOSE * limit:
             yield f"{one.name}: the client alone reaches {number(limit)} calls/s; it is a part of this figure"
+
+
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count:,} calls"
 
 
 def _short(one: Case) -> str:

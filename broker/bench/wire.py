@@ -93,13 +93,15 @@ class Connection:
 
 
 def connect(path: str) -> socket.socket:
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected = None
     try:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connected.settimeout(5.0)
         connected.connect(path)
     except OSError as error:
-        connected.close()
-        raise Lost(f"the broker takes no connection any more ({error.strerror or error})") from None
+        if connected is not None:
+            connected.close()
+        raise Lost(f"no connection to the broker could be made ({error.strerror or error})") from None
     return connected
 
 
