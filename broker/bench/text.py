@@ -94,7 +94,7 @@ def client(whole: Report) -> Iterator[str]:
     for one in whole.cases:
         limit = limits.get((one.depth, one.connections))
         if one.face != "embedded" and limit and one.loop == "closed" and one.rate > CLOSE * limit:
-            yield f"{one.name}: the client alone reaches {number(limit)} calls/s; it is a part of this figure"
+            yield f"{one.name}: with nobody behind it {number(limit)} calls/s; much of this is socket and client"
 
 
 def _calls(count: int) -> str:
