@@ -76,7 +76,8 @@ def compare(a: Report, b: Report, paint: Paint) -> str:
         lines.append(f"two machines: A {a.machine.words()}; B {b.machine.words()}")
     if machine_changed:
         lines.append("the client alone has changed, too: so has the machine, or what else it was doing; measure again")
-    lines.append("better, worse: beyond the spread (no round of A reaches into the rounds of B); else it may be chance")
+    lines.append("better, worse: beyond the spread (no round of A is within those of B); the rest may be chance.")
+    lines.append("Runs differ, too, on a machine with other work: measure A and B in turn, more than once.")
     return "\n".join(lines)
 
 
