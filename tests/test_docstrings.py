@@ -12,6 +12,7 @@ MODULES = [
     "broker.autopilot.menu",
     "broker.autopilot.runner",
     "broker.autopilot.selection",
+    "broker.bench.histogram",
     "broker.client.aio",
     "broker.client.embedded",
     "broker.client.sync",

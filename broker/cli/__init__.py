@@ -13,11 +13,12 @@ first steps:
   broker tools                                   what can be called
   broker call AID.DEMO.ECHO.v1 '{"hello":1}'     call one
   broker status                                  pools, processes, queue, rates
+  broker bench                                   what a call costs on this machine
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    from broker.cli import breaker, call, lease, reload, serve, status, token, tools, where
+    from broker.cli import bench, breaker, call, lease, reload, serve, status, token, tools, where
 
     parser = argparse.ArgumentParser(
         prog="broker",
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"toolhost-broker {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (serve, call, tools, status, lease, token, breaker, reload, where):
+    for command in (serve, call, tools, status, lease, token, breaker, reload, bench, where):
         command.add(commands)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:  # the usage that helps is the subcommand's
