@@ -50,14 +50,6 @@ typedef struct {
     double used;      /* and when the last one was */
 } tb_tool;
 
-/* A file that is watched. The watch sees what happens to it; only a look at the path sees what happens above it. */
-typedef struct {
-    const char *path; /* NULL: none */
-    int64_t stamp[4]; /* what tb_stamp said of it when it was read */
-    int watch;        /* tb_watch's, or -1 */
-    double looked;
-} tb_file;
-
 struct tb_pool {
     int32_t open;        /* plain calls may pass */
     int32_t wants;       /* its owner wants to know when a toolhost has room */
@@ -221,6 +213,5 @@ int32_t tb_room(const tb_host *h, const tb_tool *tool); /* how many more calls o
 int tb_slow(const tb_tool *tool);                 /* it is never in front of another */
 int tb_shares(const tb_tool *tool);               /* it is known and not slow: others may wait behind it */
 void tb_learn(tb_tool *tool, double seconds);     /* what a call has cost */
-int tb_file_changed(tb_file *file, double now);
 
 #endif

@@ -6,15 +6,13 @@
 #include <math.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/inotify.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { HEARD = 8192, DRY_READS = 64, GO_ON = 1000 };
 enum { OUT = 1, IN = 2, ERR = 4, DEATH = 8 }; /* what has happened where */
-static const double LOOK_SECONDS = 0.01; /* between two looks at what hardly ever changes */
+static const double LOOK_SECONDS = 0.01; /* between two looks at how the program takes SIGPIPE */
+enum { MOST_SKIPPED = 1024 };
 
 struct tb_talk {
     tb_peer peer;
@@ -31,6 +29,7 @@ struct tb_talk {
     int watching;     /* its input, too */
     double seconds, deadline;
     double looked;    /* when */
+    int32_t skip, skipped; /* times that nobody spins, now and after the last time that it did not pay */
     int deadly_pipes; /* SIGPIPE has its default: it would end the program */
     int talking;      /* somebody is in here */
     char heard[2 * HEARD];
@@ -41,25 +40,6 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-int tb_stamp(const char *file, int64_t stamp[4]) {
-    struct stat s;
-    if (stat(file, &s)) return -errno;
-    stamp[0] = (int64_t)s.st_mtim.tv_sec * 1000000000 + s.st_mtim.tv_nsec;
-    stamp[1] = (int64_t)s.st_ctim.tv_sec * 1000000000 + s.st_ctim.tv_nsec;
-    stamp[2] = (int64_t)s.st_size;
-    stamp[3] = (int64_t)s.st_ino;
-    return 0;
-}
-
-int tb_watch(const char *file) {
-    const int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-    if (fd < 0) return -errno;
-    if (inotify_add_watch(fd, file, IN_MODIFY | IN_ATTRIB | IN_MOVE_SELF | IN_DELETE_SELF) >= 0) return fd;
-    const int error = errno;
-    close(fd);
-    return -error;
 }
 
 static int watch(const tb_talk *t, int fd, uint32_t what) {
@@ -92,8 +72,8 @@ void tb_talk_free(tb_talk *t) {
 void tb_talk_extend(tb_talk *t, double seconds) { t->deadline = now() + seconds; }
 
 void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch) {
-    memcpy(t->peer.stamp, stamp, sizeof t->peer.stamp);
-    t->peer.watch = watch;
+    memcpy(t->peer.file.stamp, stamp, sizeof t->peer.file.stamp);
+    t->peer.file.watch = watch;
 }
 
 const tb_taken *tb_talk_taken(const tb_talk *t) { return &t->taken; }
@@ -233,9 +213,24 @@ static int wait_once(tb_talk *t) {
     return verdict;
 }
 
+/* A peer on another processor may answer sooner than a sleeper can be woken. Where it does not (it is slow, it shares our
+ * processor, the machine is busy), this is left off for twice as many questions as before. */
+static int spin(tb_talk *t) {
+    if (t->peer.spin <= 0 || (t->skip && t->skip--)) return GO_ON;
+    const double until = now() + t->peer.spin;
+    int verdict;
+    do {
+        verdict = listen_once(t);
+    } while (verdict == GO_ON && now() < until);
+    if (verdict == TB_TALK_DONE) t->skipped = 0;
+    else t->skip = t->skipped = t->skipped ? (t->skipped < MOST_SKIPPED ? 2 * t->skipped : MOST_SKIPPED) : 1;
+    if (verdict == TB_TALK_ENDED) hear_all(t);
+    return verdict;
+}
+
 int tb_talk_wait(tb_talk *t) {
     t->talking = 1;
-    int verdict = tb_framer_pending(t->framer) ? digest(t) : GO_ON;
+    int verdict = tb_framer_pending(t->framer) ? digest(t) : spin(t);
     while (verdict == GO_ON) verdict = wait_once(t);
     t->talking = 0;
     return verdict;
@@ -253,20 +248,11 @@ static int quiet(tb_talk *t) {
     return TB_TALK_GONE;
 }
 
-/* The watch sees what happens to the file; only a look at the path sees what happens to the folders above it. */
-static int changed(const tb_talk *t, int rarely) {
-    int64_t stamp[4];
-    int waiting = 0;
-    if (t->peer.watch >= 0 && !ioctl(t->peer.watch, FIONREAD, &waiting) && !rarely) return waiting > 0;
-    return waiting > 0 || (!tb_stamp(t->peer.file, stamp) && memcmp(stamp, t->peer.stamp, sizeof stamp));
-}
-
 int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const char *fence, size_t fence_len,
                 double seconds) {
     memset(&t->taken, 0, sizeof t->taken);
     const double begin = now();
-    const int rarely = begin - t->looked > LOOK_SECONDS;
-    if (rarely) {
+    if (begin - t->looked > LOOK_SECONDS) {
         struct sigaction act;
         t->looked = begin;
         t->deadly_pipes = !sigaction(SIGPIPE, NULL, &act) && act.sa_handler == SIG_DFL;
@@ -280,10 +266,7 @@ int tb_talk_say(tb_talk *t, const char *data, size_t len, int32_t replies, const
     t->fence_len = fence_len;
     t->seconds = seconds;
     t->deadline = begin + seconds;
-    if (t->peer.file && changed(t, rarely)) {
-        t->looked = 0; /* until somebody trusts it, the next look is as thorough */
-        return TB_TALK_CHANGED;
-    }
+    if (t->peer.file.path && tb_file_changed(&t->peer.file, begin)) return TB_TALK_CHANGED;
     const int verdict = quiet(t);
     if (verdict) return verdict;
     t->left = len;

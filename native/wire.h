@@ -140,6 +140,22 @@ typedef struct {
 int tb_take(tb_framer *f, tb_batch *b, int32_t max_lines, const char *fence, size_t fence_len, const char *ids,
             size_t ids_len, int32_t max_depth, tb_taken *taken);
 
+/* ---- file: is it still what it was? ---------------------------------------------------------------------------- */
+
+/* The watch sees what happens to the file; only a look at the path sees what happens to the folders above it. */
+typedef struct {
+    const char *path;    /* it must outlive this; NULL: none */
+    int64_t stamp[4];    /* what tb_stamp said of it when it was read */
+    int watch;           /* tb_watch's, so that it need not be looked at each time; or -1 */
+    double looked;       /* when; 0: the next look is thorough */
+} tb_file;
+
+/* When a file was changed (contents, then inode; ns), its size and its inode. 0, or -errno. */
+int tb_stamp(const char *path, int64_t stamp[4]);
+/* A descriptor that has something to read once the file has been written to, replaced or removed. Or -errno. */
+int tb_watch(const char *path);
+int tb_file_changed(tb_file *file, double now);
+
 /* ---- talk: a conversation that blocks: lines out, as many replies in ------------------------------------------- */
 
 /* With a toolhost through its pipes, or with a broker through a socket. One call does all the waiting, so that a binding
@@ -152,9 +168,8 @@ typedef struct {
     int death;           /* readable when the peer is dead (a pidfd), whoever else holds its pipes; or -1 */
     size_t cap;          /* longest reply line */
     int32_t max_depth;
-    const char *file;    /* looked at before anything is said; or NULL. It must outlive the talk */
-    int64_t stamp[4];    /* what tb_stamp said of it when the peer was started */
-    int watch;           /* of the file, so that it need not be looked at each time; or -1 */
+    tb_file file;        /* looked at before anything is said */
+    double spin;         /* seconds to look for a reply before the processor is given up, while that pays */
 } tb_peer;
 
 enum {
@@ -180,10 +195,6 @@ void tb_talk_extend(tb_talk *t, double seconds); /* what is waited for may take 
 void tb_talk_trust(tb_talk *t, const int64_t stamp[4], int watch); /* the file may be what it is now */
 const tb_taken *tb_talk_taken(const tb_talk *t); /* so far; valid until the next tb_talk_say */
 const char *tb_talk_heard(tb_talk *t, size_t *len); /* the end of what came through `err` */
-/* When a file was changed (contents, then inode; ns), its size and its inode. 0, or -errno. */
-int tb_stamp(const char *file, int64_t stamp[4]);
-/* A descriptor that has something to read once the file has been written to, replaced or removed. Or -errno. */
-int tb_watch(const char *file);
 
 /* ---- spawn: one child, its own process group, fenced in before exec --------------------------------------------- */
 

@@ -23,12 +23,14 @@ from broker.pool import process, verdicts
 from broker.pool.asides import fence_line, fence_name
 from broker.pool.process import Process, Spawner, SpawnError, Spec
 from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, STARTUP_SECONDS, this_thread
-from broker.pool.talking import CHANGED, DONE, STOPPED, TalkingHost
+from broker.pool.talking import CHANGED, DONE, SPIN_SECONDS, STOPPED, TalkingHost
 from broker.runtimes.program import Program
 
 GRACE_SECONDS = 1.0  # between the end of its input and SIGKILL
 LOST_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between two looks at who is too old, too idle or too fat
+# A toolhost of ours looks for its next line as long as a thread looks for its reply.
+SPINS = {"MACHINA_TOOLHOST_SPIN_US": str(round(SPIN_SECONDS * 1e6))}
 
 NOBODY: Any = None  # the sink of a work that only stands for a thread in the queue
 
@@ -264,7 +266,7 @@ class Fleet:
         with self._lock:
             spec, stamp, generation = self._spec, self._stamp, self.generation
         host = None
-        child = self._shared.spawn(spec)
+        child = self._shared.spawn(spec._replace(env={**SPINS, **spec.env}))
         reason = str(child) if isinstance(child, SpawnError) else ""
         if isinstance(child, Process):
             host = TalkingHost(child, self.program, self.limits, stamp, generation, time.monotonic())

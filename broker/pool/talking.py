@@ -13,8 +13,10 @@ from broker.model import Tool
 from broker.pool import process, verdicts
 from broker.pool.asides import OURS
 from broker.pool.process import Process
-from broker.pool.rules import JITTER, MOST_STRANGERS
+from broker.pool.rules import CPUS, JITTER, MOST_STRANGERS
 from broker.runtimes.program import Program
+
+SPIN_SECONDS = 0.00005 if CPUS > 1 else 0.0  # longer than a wake-up takes, on the machines that we know
 
 DONE, STOPPED, LATE, ENDED = lib.TB_TALK_DONE, lib.TB_TALK_STOPPED, lib.TB_TALK_LATE, lib.TB_TALK_ENDED
 INTERRUPTED, GONE = lib.TB_TALK_INTERRUPTED, lib.TB_TALK_GONE
@@ -51,9 +53,8 @@ class TalkingHost:
             "death": child.pidfd,
             "cap": limits.reply_bytes,
             "max_depth": limits.depth,
-            "file": self._file,
-            "stamp": tuple(stamp),
-            "watch": self._watch,
+            "file": {"path": self._file, "stamp": tuple(stamp), "watch": self._watch},
+            "spin": SPIN_SECONDS,
         }
         talk = lib.tb_talk_new(peer)
         if talk == ffi.NULL:
@@ -67,9 +68,7 @@ class TalkingHost:
         if self._plugin is None:
             return
         self._close_watch()
-        source = str(self._plugin.source)
-        if os.path.realpath(source) == source:  # a link may be turned elsewhere, and no watch sees that
-            self._watch = max(-1, lib.tb_watch(self._file))
+        self._watch = self._plugin.watch()
         lib.tb_talk_trust(self.talk, ffi.new("int64_t[4]", tuple(stamp)), self._watch)
 
     def ask(self, line: bytes, seconds: float, fence: bytes = b"") -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from broker import where
+from broker._native import lib
 from broker.config import Config, Limits, Toolhost
 from broker.errors import ConfigError
 from broker.model import ToolInfo
@@ -52,6 +53,13 @@ class Plugin:
             return self._look() != self.stamp
         except OSError:
             return False
+
+    def watch(self) -> int:
+        """A descriptor that tells of changes from now on (tb_watch); -1: each look has to be at the file itself."""
+        source = str(self.source)
+        if os.path.realpath(source) != source:  # a link may be turned elsewhere, and no watch sees that
+            return -1
+        return max(-1, lib.tb_watch(os.fsencode(source)))
 
     def _look(self) -> tuple[int, ...]:
         found = os.stat(self.source)

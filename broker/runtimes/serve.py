@@ -64,7 +64,7 @@ class ServeRuntime:
         self._file = ffi.addressof(self.pools[""].board[0], "file")
         self._file.path = self._path
         self._file.stamp = self.program.stamp()
-        self._file.watch = lib.tb_watch(self._path)
+        self._file.watch = self.program.plugin.watch()
         self._file.looked = 0.0  # what happened before the watch began is seen by the next look
 
     def _unwatch(self) -> None:

@@ -285,11 +285,11 @@ static tb_talk *talk_with(const char *script, size_t cap, const char *file, pid_
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     fcntl(out[0], F_SETFL, O_NONBLOCK);
     fcntl(err[0], F_SETFL, O_NONBLOCK);
-    *peer = (tb_peer){in[1], out[0], err[0], (int)syscall(SYS_pidfd_open, *pid, 0), cap, 16, file, {0}, -1};
+    *peer = (tb_peer){in[1], out[0], err[0], (int)syscall(SYS_pidfd_open, *pid, 0), cap, 16, {file, {0}, -1, 0}, 0};
     if (file) {
-        CHECK(!tb_stamp(file, peer->stamp));
-        peer->watch = tb_watch(file);
-        CHECK(peer->watch >= 0);
+        CHECK(!tb_stamp(file, peer->file.stamp));
+        peer->file.watch = tb_watch(file);
+        CHECK(peer->file.watch >= 0);
     }
     return tb_talk_new(peer);
 }
@@ -302,7 +302,7 @@ static void hang_up(tb_talk *t, pid_t pid, const tb_peer *peer) {
     close(peer->out);
     close(peer->err);
     close(peer->death);
-    if (peer->watch >= 0) close(peer->watch);
+    if (peer->file.watch >= 0) close(peer->file.watch);
 }
 
 static void a_talk_waits_for_all_replies(void) {

@@ -5,6 +5,7 @@
 // again changes nothing. Anything else finds the wire clear before it runs and has its reply written at once.
 #include <new>
 
+#include "environment.h"
 #include "limits.h"
 #include "line_reader.h"
 #include "modes.h"
@@ -12,6 +13,7 @@
 #include "reply.h"
 #include "request.h"
 #include "session.h"
+#include "spin.h"
 
 namespace toolhost {
 namespace {
@@ -19,7 +21,11 @@ namespace {
 class Server {
 public:
     Server(const Protocol& protocol, ToolTable& tools, HeldReplies& replies)
-        : tools_(tools), replies_(replies), lines_(protocol.in, kMaxRequestBytes + kSplicedBytes) {}
+        : in_(protocol.in),
+          tools_(tools),
+          replies_(replies),
+          lines_(protocol.in, kMaxRequestBytes + kSplicedBytes),
+          spin_(env_number("MACHINA_TOOLHOST_SPIN_US", 0) * 1000) {}
 
     // Until an empty line, the end of input, or a reader who is gone.
     void run() {
@@ -34,9 +40,11 @@ private:
     bool send(bool hold);
     bool flush();
 
+    const int in_;
     ToolTable& tools_;
     HeldReplies& replies_;
     LineReader lines_;
+    Spin spin_;
     RequestReader requests_;
     Session session_;
     Pace pace_;
@@ -56,6 +64,7 @@ bool Server::step() {
         case LineReader::Next::NeedMore:
             if (!flush()) return false;
             pace_.sleeps();
+            spin_.wait(in_);
             lines_.fill();
             pace_.wakes();
             return true;

@@ -32,6 +32,8 @@ A reply is {"ok":…,"status":"OK|INVALID_PICK|TOOL_ERROR|BREAKER_TRIP","output_
 Environment:
   MACHINA_LEASE_ENFORCE=1      tools above tier 0 need a _lease_token (--serve)
   MACHINA_IDEMP_TTL_MS=60000   how long --serve remembers the result of a keyed call (at most 1024 of them)
+  MACHINA_TOOLHOST_SPIN_US=0   how long --serve looks for the next line before it sleeps, while that pays; shorter
+                               waits, for a caller on another processor that asks again at once
   MACHINA_PLUGIN_SHA256=<hex>  load the plugin only if this is its hash
   MACHINA_PLUGIN_CAPS=<list>   load it only if it asks for no more than these: file_read, file_write, shell, network,
                                memory, genesis, gpu, none, all, or a mask such as 0x3; default all
