@@ -21,7 +21,7 @@ from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.registry import Registry
-from broker.ticket import OWN_ERROR, Call, Follower, Ticket
+from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
 
 SPLICE_ROOM = 4096  # what we write into a line; our toolhost leaves this much room
 PROBE_SECONDS = 1.0  # what those who come while a probe is on its way are told to wait
@@ -97,6 +97,24 @@ class Dispatcher:
         if refusal is not None:
             ticket.hand_back()
         return refusal
+
+    def urgent(self, work: Work) -> bool:
+        """Others wait for its outcome: a caller that does not read its replies must not hold it."""
+        if work.entries is not None:
+            return any(self.cache.waits(entry, work.caller) for entry in work.entries)
+        return isinstance(work.ticket, Ticket) and work.ticket.urgent
+
+    def keyed(self, work: Work) -> None:
+        """A run of calls with keys that the board has looked up: they are the first."""
+        work.ticket = work.sink = Convoy(self, work.sink)
+
+    def kept(self, name: int) -> None:
+        """The board has brought an answer that others wait for."""
+        entry = self.cache.kept(name)
+        if entry is not None:
+            waiting, entry.waiting = entry.waiting, []
+            for follower in waiting:
+                follower.sink.repeat(follower.work, entry)
 
     def rights(self, tool: Tool, caller: Caller) -> Refusal | None:
         if caller.rights.allow(tool):

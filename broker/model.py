@@ -39,6 +39,7 @@ class Tool:
     """A tool that can be called: its description, where it runs, and what we have learned about it."""
 
     __slots__ = (
+        "_text",
         "breaker",
         "calls",
         "clean",
@@ -66,7 +67,9 @@ class Tool:
         self.counts_errors = False  # its own errors count for the breaker
         self.runtime = runtime
         self.timeout = timeout
+        self._text = ffi.from_buffer(info.aid.encode())
         self.stats = ffi.new("tb_tool *", {"index": index, "timeout": timeout})  # what it costs; the board's view of it
+        self.stats.name, self.stats.name_len = self._text, len(self._text)
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0
         self.failed = 0
@@ -125,10 +128,6 @@ class Ticket(Protocol):
         """What may have run must not be run again, whatever the configuration says."""
 
     @property
-    def urgent(self) -> bool:
-        """Others wait for its outcome."""
-
-    @property
     def handed(self) -> bool:
         """A toolhost has been given the call: it may have run."""
 
@@ -158,6 +157,12 @@ class Policy(Protocol):
     def failed(self, tool: Tool, reason: str, now: float) -> None:
         """The tool's toolhost did something wrong."""
 
+    def keyed(self, work: Work) -> None:
+        """A run of calls with keys that the board had handed over has come back."""
+
+    def kept(self, name: int) -> None:
+        """The board has brought the answer to a key that is waited for."""
+
     def judge(self, work: Work) -> Refusal | None:
         """Why a call that has been waiting may not run after all."""
 
@@ -172,6 +177,7 @@ class Work:
         "at",
         "caller",
         "count",
+        "entries",
         "ids",
         "lines",
         "moved",
@@ -199,6 +205,7 @@ class Work:
         self.moves = 0  # times that it was run again
         self.ticket: Ticket | None = None
         self.suspect = tool  # of a line of our own: whose call it is about
+        self.entries: list[Any] | None = None  # of a run of calls with keys, one a call (tb_entry *, held)
         self.at = -1  # the place of its first reply in the caller's order; negative: it may overtake
 
     def weight(self) -> int:
@@ -219,6 +226,8 @@ class Work:
         first.moved = self.moved
         first.moves = self.moves
         first.ticket = self.ticket
+        if self.entries is not None:
+            first.entries, self.entries = self.entries[:count], self.entries[count:]
         first.at = self.at
         if self.at >= 0:
             self.at += count

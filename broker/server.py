@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from broker import config, errors
+from broker._native import lib
 from broker.config import Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
@@ -53,6 +54,7 @@ class Broker:
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.policy = self.dispatcher
+        lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
         self.core.make_room = self._make_room
         self.core.waiting_bytes = lambda: self.dispatcher.waiting.size
         self.runtimes: list[ServeRuntime] = []

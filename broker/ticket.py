@@ -84,7 +84,7 @@ class Ticket:
         self.done = False  # it is settled
         self.call = call
         self.caller = caller
-        self.key: Hashable = None
+        self.key: bytes | None = None
         self.entry: Entry | None = None
         self.lease: Lease | None = None
         self.handed = False  # a toolhost has been given the call
@@ -286,6 +286,44 @@ class Ticket:
         if session.waiting:
             self._dispatcher.defer(self._dispatcher.next_in, session)
         self._session = None
+
+
+class Convoy:
+    """The ticket of a run of calls with keys: as long as all goes well the board settles them, and Python sees only the
+    run. Where something happens to a call, it gets a ticket of its own."""
+
+    __slots__ = ("_dispatcher", "_sink")
+
+    once = True
+    handed = False
+
+    def __init__(self, dispatcher: Dispatcher, sink: Sink) -> None:
+        self._dispatcher = dispatcher
+        self._sink = sink
+
+    def handed_over(self) -> None:
+        """Nothing is lent that would be spent by it."""
+
+    def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
+        """Of a call that had its toolhost to itself."""
+        self._alone(work).deliver(work, lines, 1)
+
+    def repeat(self, work: Work, entry: Entry) -> None:
+        """These calls are the first of their keys."""
+
+    def refuse(self, work: Work, refusal: Refusal) -> None:
+        for _ in range(work.count):
+            one = work.take(1) if work.count > 1 else work
+            self._alone(one).refuse(one, refusal)
+
+    def _alone(self, work: Work) -> Ticket:
+        assert work.entries is not None
+        call = Call(work.tool, work.lines, work.ids, work.timeout, work.at)
+        ticket = Ticket(self._dispatcher, call, work.caller, self._sink, None)
+        ticket.entry = self._dispatcher.cache.adopt(work.entries[0])
+        work.entries = None
+        work.ticket = work.sink = ticket
+        return ticket
 
 
 class _Outcome(msgspec.Struct):

@@ -10,6 +10,7 @@ enum { BATCH_KEEP = 1024 * 1024 };
 struct tb_batch {
     buffer out;
     buffer ids;
+    buffer keys;
     int32_t *items;
     int32_t count;
     int32_t capacity;

@@ -51,6 +51,7 @@ void tb_board_free(tb_board *tb) {
     if (b->timer >= 0) close(b->timer);
     tb_batch_free(b->scanned);
     free(b->scratch.data);
+    free(b->entries.data);
     for (int i = 0; i < 2; i++) {
         free(b->rows[i].rows);
         free(b->rows[i].data.data);
@@ -58,6 +59,8 @@ void tb_board_free(tb_board *tb) {
     free(b->tools);
     free(b);
 }
+
+void tb_board_cache(tb_board *b, tb_cache *cache) { of_board(b)->cache = cache; }
 
 int tb_board_fd(const tb_board *b) { return ((const board *)(const void *)b)->poll; }
 
@@ -104,6 +107,11 @@ int64_t row_data(board *b, const char *data, size_t len) {
     if (buffer_reserve(to, len)) b->failed = 1;
     else if (len) buffer_put(to, data, len);
     return at;
+}
+
+void row_align(board *b, size_t to) {
+    static const char nothing[16];
+    row_data(b, nothing, (to - b->rows[b->filling].data.len % to) % to);
 }
 
 void make_dirty(board *b, peer *p) {

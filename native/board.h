@@ -2,6 +2,7 @@
 #ifndef TB_BOARD_H
 #define TB_BOARD_H
 
+#include "cache.h"
 #include "wire.h"
 
 /* A board reads callers' lines, moves plain runs to toolhosts and their replies back, in order. Whatever needs a
@@ -29,6 +30,7 @@ typedef struct {
     int64_t partial_bytes;  /* of long lines that have not ended */
     int32_t callers;
     int64_t round;          /* counts the reads from callers, */
+    int64_t hits;           /* keys whose answer was repeated */
     int64_t turn;           /* and how often the owner has seen to its rows */
     double now;
 } tb_board;
@@ -36,6 +38,8 @@ typedef struct {
 /* A tool: what has been learned of it, and whether its plain calls may pass. */
 typedef struct {
     int32_t index;
+    const char *name; /* it must outlive this */
+    size_t name_len;
     int32_t known;    /* it has kept to the protocol often enough to share a toolhost */
     int32_t waits;    /* calls of it are waiting: whoever comes now stands behind */
     int32_t guarded;  /* each of its calls needs a look */
@@ -63,6 +67,8 @@ struct tb_pool {
 
 typedef struct tb_caller {
     int64_t name;            /* the owner's word for it; no other peer of the board has it */
+    const char *who;         /* its principal, for the keys of its calls. It must outlive this */
+    size_t who_len;
     int32_t fd;
     int32_t reading;
     int32_t ending;          /* no more lines are taken; it leaves when all is answered */
@@ -111,6 +117,7 @@ typedef struct {
     size_t len;
     const char *ids;    /* one a line; NULL: none */
     size_t ids_len;
+    tb_entry **entries; /* one a line, where its calls have keys; the holds on them are given away with it. Or NULL */
     double timeout;
 } tb_run;
 
@@ -119,6 +126,7 @@ typedef struct {
 enum {
     /* of a caller */
     TB_ROW_PLAIN,     /* a run for which there is no room, or no right, to pass */
+    TB_ROW_KEYED,     /* as TB_ROW_PLAIN, of calls with keys: `value` is where pointers to their (held) entries stand */
     TB_ROW_CALL,      /* as the scanner's TB_CALL */
     TB_ROW_BAD,       /* as the scanner's TB_BAD */
     TB_ROW_GONE,      /* it has hung up, or cannot be written to */
@@ -129,6 +137,7 @@ enum {
     /* of a host */
     TB_ROW_REPLY,     /* of the run `work` */
     TB_ROW_COUNT,     /* so many replies have passed of a tool that is counted, so many that are no errors */
+    TB_ROW_KEPT,      /* the entry of this name has its answer, and is watched */
     TB_ROW_FREE,      /* it has room */
     TB_ROW_REST,      /* it was alone with a call, and has answered it */
     TB_ROW_OVERSIZE,  /* it waits from here on for tb_host_resume, or its end */
@@ -153,7 +162,7 @@ enum {
     TB_R_DATA_LEN,
     TB_R_IDS,
     TB_R_IDS_LEN,
-    TB_R_VALUE,   /* a caller's: the problem; a host's: the work, errno, how many strangers, or good ones */
+    TB_R_VALUE,   /* a caller's: the problem; a host's: the work, errno, the entry, how many strangers, or good ones */
     TB_R_ABOUT,   /* a caller's: the member that it is about; a reply's: it succeeded */
     TB_R_SPANS,
     TB_ROW = TB_R_SPANS + 2 * TB_MEMBERS,
@@ -171,6 +180,7 @@ typedef struct {
 tb_board *tb_board_new(const tb_limits *limits);
 void tb_board_free(tb_board *b);
 int tb_board_fd(const tb_board *b);               /* readable when tb_board_turn has something to do */
+void tb_board_cache(tb_board *b, tb_cache *cache); /* where keys are looked up; it must outlive the board */
 int tb_board_tool(tb_board *b, tb_tool *tool);    /* it must outlive the board. 0, or -ENOMEM */
 /* Writes what there is to write, and gives the rows since the last time; valid until the next time. 0, or -ENOMEM */
 int tb_board_fetch(tb_board *b, tb_rows *rows);

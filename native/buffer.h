@@ -32,6 +32,11 @@ static inline void buffer_put(buffer *b, const char *data, size_t len) {
 
 static inline void buffer_char(buffer *b, char c) { b->data[b->len++] = c; }
 
+/* The length of a line that is known to end before `to`, its end included. */
+static inline size_t line_size(const char *line, const char *to) {
+    return (size_t)((const char *)memchr(line, '\n', (size_t)(to - line)) - line) + 1;
+}
+
 /* Empties it, and gives back what one huge line had made it grow to. */
 static inline void buffer_clear(buffer *b, size_t keep) {
     b->len = 0;

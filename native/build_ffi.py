@@ -16,7 +16,7 @@ def declarations(header: str) -> str:
 
 def main(out: str) -> None:
     ffi = FFI()
-    for header in ("wire.h", "board.h"):
+    for header in ("wire.h", "cache.h", "board.h"):
         ffi.cdef(declarations((Path(__file__).parent / header).read_text()))
     ffi.set_source(MODULE, '#include "board.h"')
     ffi.emit_c_code(out)

@@ -120,6 +120,8 @@ static void compact(host *h) {
 static void pop(host *h) {
     run *first = nth(h, 0);
     caller_release(first->caller);
+    for (int32_t i = 0; first->entries && i < first->count; i++) tb_entry_release(first->entries[first->entries_at + i]);
+    free(first->entries);
     if (first->tool >= 0) h->seen.working--;
     h->head = (h->head + 1) & (h->capacity - 1);
     h->seen.runs--;
@@ -131,6 +133,12 @@ int host_send(board *b, host *h, const tb_run *given) {
     if (h->seen.runs) compact(h);
     if (buffer_reserve(&h->out.bytes, given->len + FENCE_NAME + 16) || buffer_reserve(&h->ids, given->ids_len))
         return -ENOMEM;
+    tb_entry **entries = NULL;
+    if (given->entries) {
+        const size_t size = (size_t)given->count * sizeof *entries;
+        if (!(entries = malloc(size))) return -ENOMEM;
+        memcpy(entries, given->entries, size);
+    }
     run *r = nth(h, (uint32_t)h->seen.runs);
     *r = (run){.who = given->who, .work = given->work, .at = given->at, .tool = given->tool, .suspect = given->suspect,
                .count = given->count, .timeout = given->timeout};
@@ -152,6 +160,7 @@ int host_send(board *b, host *h, const tb_run *given) {
     r->from = h->out.bytes.len;
     buffer_put(&h->out.bytes, given->lines, given->len);
     r->to = h->out.bytes.len;
+    r->entries = entries;
     r->has_ids = given->ids != NULL;
     r->ids_from = h->ids.len;
     if (given->ids_len) buffer_put(&h->ids, given->ids, given->ids_len);
@@ -184,12 +193,13 @@ int tb_host_peek(const tb_host *th, int32_t i, tb_run *out) {
                     .tool = r->tool, .suspect = r->suspect, .fenced = r->fence_len > 0, .count = r->count,
                     .lines = h->out.bytes.data + r->from, .len = r->to - r->from,
                     .ids = r->has_ids ? h->ids.data + r->ids_from : NULL, .ids_len = r->ids_to - r->ids_from,
-                    .timeout = r->timeout};
+                    .entries = r->entries ? r->entries + r->entries_at : NULL, .timeout = r->timeout};
     return 0;
 }
 
 /* The first lines have their answer. What is left of the run keeps its place. */
 static void answered(host *h, run *r, int32_t lines) {
+    for (int32_t i = 0; r->entries && i < lines; i++) tb_entry_release(r->entries[r->entries_at++]);
     r->count -= lines;
     h->seen.inflight -= lines;
     if (!r->count) {
@@ -256,6 +266,20 @@ static void tally(board *b, host *h, const run *r, const tb_taken *t, size_t byt
     tool->used = b->seen.now;
 }
 
+/* Answers under a key are kept, whoever is still there to hear them. */
+static void keep(board *b, host *h, const run *r, const char *lines, const char *end, int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+        tb_entry *e = r->entries[r->entries_at + i];
+        const size_t len = line_size(lines, end);
+        if (tb_cache_finish(b->cache, e, lines, len, b->seen.now)) b->failed = 1;
+        if (e->watched) {
+            int64_t *row = add_row(b, TB_ROW_KEPT, h->seen.name);
+            if (row) row[TB_R_VALUE] = e->name;
+        }
+        lines += len;
+    }
+}
+
 /* As many replies of the first run as there are. Those in turn go straight into their caller's outbox. */
 static void take_some(board *b, host *h, run *r, tb_taken *t) {
     caller *c = r->caller;
@@ -276,6 +300,7 @@ static void take_some(board *b, host *h, run *r, tb_taken *t) {
     }
     if (!t->lines) return;
     tally(b, h, r, t, out->len - before);
+    if (r->entries) keep(b, h, r, out->data + before, out->data + out->len, t->lines);
     if (r->work) tell_owner(b, h, r, t, out);
     else if (direct) caller_settled(b, c, r->at, t->lines);
     else if (c) caller_settle(b, c, r->at, out->data, out->len, t->lines);

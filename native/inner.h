@@ -58,6 +58,8 @@ typedef struct {
     size_t from, to;          /* its lines, in the host's `out` */
     size_t ids_from, ids_to;  /* in the host's `ids`; the same where there are none */
     int has_ids;
+    tb_entry **entries;       /* of the lines left, or NULL */
+    int32_t entries_at;
     double timeout;
     char fence[FENCE_NAME];
     size_t fence_len;         /* 0: none, or passed */
@@ -90,6 +92,8 @@ typedef struct {
     int poll, timer;
     double armed;     /* when the timer goes off; 0: never */
     tb_batch *scanned;
+    tb_cache *cache;
+    buffer entries;   /* of the calls with keys at hand */
     buffer scratch;
     rows rows[2];
     int filling;
@@ -110,6 +114,7 @@ static inline host *of_host(tb_host *h) { return (host *)(void *)h; }
 /* board.c */
 int64_t *add_row(board *b, int what, int64_t who); /* NULL without memory, which is remembered */
 int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands */
+void row_align(board *b, size_t to); /* what comes next stands at a multiple of this */
 void make_dirty(board *b, peer *p);
 double clock_now(void);
 int watch_fd(const board *b, int fd, uint32_t events, void *p);

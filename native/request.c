@@ -8,7 +8,7 @@
 int tb_tools_is_open(const tb_tools *t, int32_t index); /* tools.c */
 const char *tb_framer_memory(const tb_framer *f);       /* framer.c: where its bytes are, until the next feed or read */
 
-enum { LONG_INPUTS = 1024 * 1024, LONGEST_AID = 4096 };
+enum { LONG_INPUTS = 1024 * 1024, LONGEST_AID = 4096, LONGEST_KEY = 128 };
 
 /* Known members that a plain call may have: they change nothing about how it is run. */
 static const int32_t PLAIN = 1 << TB_ID | 1 << TB_AID | 1 << TB_INPUT_JSON | 1 << TB_INPUTS | 1 << TB_TRACEPARENT |
@@ -41,26 +41,38 @@ static int32_t *new_item(tb_batch *b, int kind) {
     item[TB_I_TOOL] = item[TB_I_MEMBER] = -1;
     item[TB_I_OUT] = (int32_t)b->out.len;
     item[TB_I_IDS] = (int32_t)b->ids.len;
+    item[TB_I_KEYS] = (int32_t)b->keys.len;
     for (int i = 0; i < TB_MEMBERS; i++) item[TB_I_SPANS + 2 * i] = -1;
     return item;
 }
 
-static int put_id(tb_batch *b, const char *from, const char *to) {
-    const size_t len = (size_t)(to - from);
-    if (buffer_reserve(&b->ids, len + 1)) return -1;
-    buffer_put(&b->ids, from, len);
-    buffer_char(&b->ids, '\n');
+static int put_line(buffer *to, const char *text, size_t len) {
+    if (buffer_reserve(to, len + 1)) return -1;
+    buffer_put(to, text, len);
+    buffer_char(to, '\n');
     return 0;
 }
 
+static int put_id(tb_batch *b, const char *from, const char *to) { return put_line(&b->ids, from, (size_t)(to - from)); }
+
+/* A key, quotes included, that can be kept as it stands. */
+static int is_simple_key(const char *from, const char *to) {
+    const size_t len = (size_t)(to - from) - 2;
+    return len && len <= LONGEST_KEY && !memchr(from, '\\', len + 2);
+}
+
+static int put_key(tb_batch *b, const char *from, const char *to) {
+    return put_line(&b->keys, from + 1, (size_t)(to - from) - 2);
+}
+
 /* The item of a plain line: the run before it, where it belongs to one, or its own. NULL without memory. */
-static int32_t *run_of(tb_batch *b, int32_t tool, int has_id) {
+static int32_t *run_of(tb_batch *b, int kind, int32_t tool, int has_id) {
     int32_t *item = b->count ? b->items + (size_t)(b->count - 1) * TB_ITEM : NULL;
-    if (item && item[TB_I_KIND] == TB_PLAIN && item[TB_I_TOOL] == tool && (item[TB_I_IDS_LEN] > 0) == has_id) {
+    if (item && item[TB_I_KIND] == kind && item[TB_I_TOOL] == tool && (item[TB_I_IDS_LEN] > 0) == has_id) {
         item[TB_I_COUNT]++;
         return item;
     }
-    item = new_item(b, TB_PLAIN);
+    item = new_item(b, kind);
     if (item) item[TB_I_TOOL] = tool;
     return item;
 }
@@ -68,13 +80,14 @@ static int32_t *run_of(tb_batch *b, int32_t tool, int has_id) {
 static void measure(const tb_batch *b, int32_t *item) {
     item[TB_I_OUT_LEN] = (int32_t)b->out.len - item[TB_I_OUT];
     item[TB_I_IDS_LEN] = (int32_t)b->ids.len - item[TB_I_IDS];
+    item[TB_I_KEYS_LEN] = (int32_t)b->keys.len - item[TB_I_KEYS];
 }
 
 /* A plain line and what became of it. It is forgotten at the scan's end: it points into framer and batch. */
 typedef struct {
     int known;
     shape shape;
-    int id, input; /* which hole is the line's id, its input; or -1 */
+    int id, input, key; /* which hole is the line's id, its input, its key; or -1 */
     int escapes;   /* the input is `inputs` */
     int32_t tool;
     rewritten out;
@@ -85,13 +98,14 @@ static void learn(example *x, const envelope *e, int32_t tool, const rewritten *
     s->begin = data;
     s->end = data + len;
     x->known = s->count = 0;
-    x->id = x->input = -1;
+    x->id = x->input = x->key = -1;
     for (int k = 0; k < e->count; k++) {
         const int i = e->order[k];
         if (i == TB_AID) continue;
         if (!shape_can_hole(e->known[i].value) || s->count == SHAPE_HOLES) return;
         if (i == TB_ID) x->id = s->count;
         if (i == TB_INPUT_JSON || i == TB_INPUTS) x->input = s->count;
+        if (i == TB_IDEMPOTENCY_KEY) x->key = s->count;
         s->holes[s->count++] = (span){e->known[i].value, e->known[i].end};
     }
     x->escapes = (e->seen & 1 << TB_INPUTS) != 0;
@@ -103,11 +117,13 @@ static void learn(example *x, const envelope *e, int32_t tool, const rewritten *
 /* Adds a line that goes on as it is. */
 static int add_plain(tb_batch *b, example *x, const envelope *e, int32_t tool, const tb_line *line) {
     const member *id = &e->known[TB_ID];
-    const int has_id = (e->seen & 1 << TB_ID) != 0;
+    const member *key = &e->known[TB_IDEMPOTENCY_KEY];
+    const int has_id = (e->seen & 1 << TB_ID) != 0, has_key = (e->seen & 1 << TB_IDEMPOTENCY_KEY) != 0;
     rewritten w = {0, 0, 0, 0};
-    int32_t *item = run_of(b, tool, has_id);
+    int32_t *item = run_of(b, has_key ? TB_KEYED : TB_PLAIN, tool, has_id);
     if (!item || envelope_rewrite(&b->out, e, line->data, line->len, &w)) return -1;
     if (has_id && put_id(b, id->value, id->end)) return -1;
+    if (has_key && put_key(b, key->value, key->end)) return -1;
     measure(b, item);
     learn(x, e, tool, &w, line->data, line->len);
     return 0;
@@ -118,7 +134,7 @@ static int add_alike(tb_batch *b, const example *x, const span *values) {
     const rewritten *w = &x->out;
     const span input = x->input < 0 ? (span){NULL, NULL} : values[x->input];
     const size_t len = (size_t)(input.to - input.from);
-    int32_t *item = run_of(b, x->tool, x->id >= 0);
+    int32_t *item = run_of(b, x->key >= 0 ? TB_KEYED : TB_PLAIN, x->tool, x->id >= 0);
     if (!item || buffer_reserve(&b->out, w->end - w->from + 2 * len)) return -1;
     if (x->input < 0) {
         buffer_put(&b->out, b->out.data + w->from, w->end - w->from);
@@ -129,6 +145,7 @@ static int add_alike(tb_batch *b, const example *x, const span *values) {
         buffer_put(&b->out, b->out.data + w->input_end, w->end - w->input_end);
     }
     if (x->id >= 0 && put_id(b, values[x->id].from, values[x->id].to)) return -1;
+    if (x->key >= 0 && put_key(b, values[x->key].from, values[x->key].to)) return -1;
     measure(b, item);
     return 0;
 }
@@ -181,12 +198,17 @@ static int add_line(tb_batch *b, example *x, const tb_tools *tools, int oversize
     const int32_t tool = find_tool(tools, &e, scratch);
     /* Long `inputs` grow when they become a string, perhaps past the cap: that is for the policy to see. */
     const int grows = e.seen & 1 << TB_INPUTS && line->len > LONG_INPUTS;
-    if (tb_tools_is_open(tools, tool) && !(e.seen & ~PLAIN) && !grows) return add_plain(b, x, &e, tool, line);
+    const member *key = &e.known[TB_IDEMPOTENCY_KEY];
+    const int32_t keyed = e.seen & 1 << TB_IDEMPOTENCY_KEY;
+    if (tb_tools_is_open(tools, tool) && !(e.seen & ~(PLAIN | keyed)) && !grows &&
+        (!keyed || is_simple_key(key->value, key->end)))
+        return add_plain(b, x, &e, tool, line);
     return add_one(b, &e, TB_CALL, tool, line, base);
 }
 
 static int is_alike(const example *x, const tb_line *line, int max_depth, span *values) {
-    return x->known && line->len <= LONG_INPUTS && shape_fits(&x->shape, line->data, line->len, max_depth, values);
+    return x->known && line->len <= LONG_INPUTS && shape_fits(&x->shape, line->data, line->len, max_depth, values) &&
+           (x->key < 0 || is_simple_key(values[x->key].from, values[x->key].to));
 }
 
 int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines, int32_t max_depth, tb_view *view) {
@@ -197,6 +219,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
     b->count = 0;
     buffer_clear(&b->out, BATCH_KEEP);
     buffer_clear(&b->ids, BATCH_KEEP);
+    buffer_clear(&b->keys, BATCH_KEEP);
     int kind = TB_NONE, failed = 0;
     /* A huge line makes its own batch: what it is copied to is given back with the next scan. */
     while (!failed && max_lines-- > 0 && b->out.len < BATCH_KEEP && (kind = tb_framer_next(f, &line)) != TB_NONE) {
@@ -214,6 +237,7 @@ int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines,
     view->more = kind != TB_NONE;
     view->out = b->out.data;
     view->ids = b->ids.data;
+    view->keys = b->keys.data;
     view->lines = tb_framer_memory(f);
     return 0;
 }
@@ -224,6 +248,7 @@ void tb_batch_free(tb_batch *b) {
     if (!b) return;
     free(b->out.data);
     free(b->ids.data);
+    free(b->keys.data);
     free(b->items);
     free(b);
 }

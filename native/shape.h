@@ -4,7 +4,7 @@
 
 #include "json.h"
 
-enum { SHAPE_HOLES = 5 };
+enum { SHAPE_HOLES = 6 };
 
 typedef struct {
     const char *from, *to;

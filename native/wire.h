@@ -49,6 +49,7 @@ enum {
     TB_CALL,   /* one call that the policy has to look at; tool is -1 where the name is not known */
     TB_BAD,    /* one line to refuse; `problem` says why, `member` which member it is about */
     TB_CLOSE,  /* an empty line: the caller asks for a graceful close */
+    TB_KEYED,  /* as TB_PLAIN, but each call has an idempotency key (one that is short, and written without escapes) */
 };
 
 enum {
@@ -94,6 +95,8 @@ enum {
     TB_I_OUT_LEN,
     TB_I_IDS,     /* the ids, one a line; length 0 where there are none */
     TB_I_IDS_LEN,
+    TB_I_KEYS,    /* likewise, of TB_KEYED */
+    TB_I_KEYS_LEN,
     TB_I_SPANS,
     TB_ITEM = TB_I_SPANS + 2 * TB_MEMBERS,
 };
@@ -104,6 +107,7 @@ typedef struct {
     int32_t more;         /* the framer holds more lines: scan again */
     const char *out;
     const char *ids;
+    const char *keys;
     const char *lines;    /* the caller's own text, in the framer: valid until its next feed or read */
 } tb_view;
 

@@ -44,7 +44,7 @@ def report(broker: Broker) -> dict[str, Any]:
         "idempotency": {
             "entries": len(broker.dispatcher.cache),
             "bytes": broker.dispatcher.cache.size,
-            "hits": broker.dispatcher.cache.hits,
+            "hits": broker.dispatcher.cache.hits + broker.core.board.hits,
         },
         "leases": broker.dispatcher.leases.gc(now)._asdict(),
         "processes": broker.core.processes,

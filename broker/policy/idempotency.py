@@ -1,145 +1,123 @@
-"""At most one execution a key: results kept for a while, duplicates of a call under way wait for it. Pure.
+"""At most one execution a key: results kept for a while, duplicates of a call under way wait for it. No I/O.
 
-The promise ends with the entry: after the TTL, on eviction, and with the process.
+The promise ends with the entry: after the TTL, on eviction, and with the process. The table is in C (native/cache.h),
+so that the board can look keys up by itself; here is who waits for what.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
-from collections.abc import Hashable
 from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
+from broker._native import ffi, lib
 
 LONG_KEY = 128  # bytes; longer ones are kept as their digest
-OVERHEAD = 200  # bytes that an entry costs beside its key and its reply
 
 
-class _Reply(Struct):
-    """What a hit repeats of the first reply, as it stood."""
-
-    ok: Raw = Raw(b"false")
-    status: Raw = Raw()
-    output_json: Raw = Raw()
-    error: Raw = Raw()
-    type: Raw = Raw()
-    aid: Raw = Raw()
-
-
-_decode = msgspec.json.Decoder(_Reply).decode
-
-
-def key_of(principal: str, tool: str, key: str) -> Hashable:
-    raw = key.encode()
-    return principal, tool, hashlib.sha256(raw).digest() if len(raw) > LONG_KEY else raw
+def key_of(principal: str, tool: str, key: str) -> bytes:
+    """What a call's key is looked up by."""
+    who, name, word = principal.encode(), tool.encode(), key.encode()
+    long = len(word) > LONG_KEY
+    if long:
+        word = hashlib.sha256(word).digest()
+    whole = bytearray(lib.tb_key_size(len(who), len(name), len(word)))
+    lib.tb_key(ffi.from_buffer(whole), who, len(who), name, len(name), word, len(word), long)
+    return bytes(whole)
 
 
 class Entry:
     """One key: under way (with those who wait), or answered."""
 
-    __slots__ = ("_hit", "key", "line", "size", "until", "waiting")
+    __slots__ = ("kept", "waiting")
 
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
+    def __init__(self, kept: Any) -> None:
+        self.kept = ffi.gc(kept, lib.tb_entry_release)  # held: the cache may forget it meanwhile
         self.waiting: list[Any] = []  # whoever is to be answered as well; the owner knows how
-        self.line = b""  # the first reply, whatever id it had, until somebody asks for it again
-        self.until = 0.0
-        self.size = 0
-        self._hit = b""
+
+    @property
+    def until(self) -> float:
+        """0: it is under way."""
+        return float(self.kept.until)
+
+    @property
+    def size(self) -> int:
+        return int(self.kept.size)
 
     def hit(self, ids: bytes | None) -> bytes:
         """The reply line for a duplicate, under its own id."""
-        if not self._hit:
-            reply = _decode(self.line)
-            parts = [b'"ok":' + bytes(reply.ok)]
-            for name in ("status", "output_json", "error", "type", "aid"):
-                value = bytes(getattr(reply, name))
-                if value:
-                    parts.append(b'"' + name.encode() + b'":' + value)
-            parts.append(b'"idempotent_hit":true,"ds_state":{}}\n')
-            self._hit = b",".join(parts)
-            self.line = b""
-        if ids:
-            return b'{"id":' + ids[:-1] + b"," + self._hit
-        return b"{" + self._hit
+        answer: bytes = ffi.buffer(self.kept.hit, self.kept.hit_len)[:]
+        return b'{"id":' + ids[:-1] + b"," + answer if ids else b"{" + answer
 
 
 class Cache:
     """Bounded by entries and bytes: the expired go first, then the least recently used; never one under way."""
 
     def __init__(self, ttl: float, most: int, most_bytes: int) -> None:
-        self._ttl = ttl
-        self._most = most
-        self._most_bytes = most_bytes
-        self._running: dict[Hashable, Entry] = {}
-        self._done: OrderedDict[Hashable, Entry] = OrderedDict()  # least recently used first
-        self._expiry: deque[Entry] = deque()  # in order of completion
-        self.size = 0
+        self.table = ffi.gc(lib.tb_cache_new(ttl, most, most_bytes), lib.tb_cache_free)
+        if self.table == ffi.NULL:
+            raise MemoryError
+        self._watched: dict[int, Entry] = {}  # under way, and not the board's alone
         self.hits = 0
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._done)
+        return lib.tb_cache_entries(self.table)
 
-    def find(self, key: Hashable, now: float) -> Entry | None:
+    @property
+    def size(self) -> int:
+        return lib.tb_cache_bytes(self.table)
+
+    def find(self, key: bytes, now: float) -> Entry | None:
         """The entry under this key, alive: one to wait for (`until` is 0) or one that has its answer."""
-        entry = self._running.get(key)
+        kept = lib.tb_cache_find(self.table, key, len(key), now)
+        if kept == ffi.NULL:
+            return None
+        return Entry(kept) if kept.until else self._watch(kept)
+
+    def begin(self, key: bytes) -> Entry:
+        """Nobody has used the key: whoever asks now is the first."""
+        kept = lib.tb_cache_begin(self.table, key, len(key))
+        if kept == ffi.NULL:
+            raise MemoryError
+        return self._watch(kept)
+
+    def _watch(self, kept: Any) -> Entry:
+        """Everybody who waits for one key waits at one place."""
+        entry = self._watched.get(kept.name)
         if entry is not None:
+            lib.tb_entry_release(kept)
             return entry
-        entry = self._done.get(key)
-        if entry is None:
-            return None
-        if entry.until <= now:
-            self._drop(entry)
-            return None
-        self._done.move_to_end(key)
+        kept.watched = True
+        entry = self._watched[kept.name] = Entry(kept)
         return entry
 
-    def begin(self, key: Hashable) -> Entry:
-        """Nobody has used the key: whoever asks now is the first."""
-        entry = self._running[key] = Entry(key)
-        return entry
+    def adopt(self, kept: Any) -> Entry:
+        """What was the board's to settle is ours now, and so is its hold on it."""
+        return self._watch(kept)
 
     def finish(self, entry: Entry, line: bytes, now: float) -> list[Any]:
         """The first call has its answer. Who waited for it."""
-        self._running.pop(entry.key, None)
-        entry.line = line
-        entry.until = now + self._ttl
-        entry.size = len(line) + _weight(entry.key) + OVERHEAD
-        self.size += entry.size
-        self._done[entry.key] = entry
-        self._expiry.append(entry)
-        waiting, entry.waiting = entry.waiting, []
-        self._shrink(now)
-        return waiting
+        if lib.tb_cache_finish(self.table, entry.kept, line, len(line), now):
+            raise MemoryError
+        return self._settled(entry)
 
     def free(self, entry: Entry) -> list[Any]:
         """The first call never reached a toolhost: the key is as if it had not been used. Who waited for it."""
-        if self._running.get(entry.key) is entry:
-            del self._running[entry.key]
+        lib.tb_cache_drop(self.table, entry.kept)
+        return self._settled(entry)
+
+    def waits(self, kept: Any, caller: Any) -> bool:
+        """Somebody else than this caller waits for it."""
+        entry = self._watched.get(kept.name)
+        return entry is not None and any(one.caller is not caller for one in entry.waiting)
+
+    def kept(self, name: int) -> Entry | None:
+        """The board has brought the answer to this entry."""
+        return self._watched.pop(name, None)
+
+    def _settled(self, entry: Entry) -> list[Any]:
+        self._watched.pop(entry.kept.name, None)
         waiting, entry.waiting = entry.waiting, []
         return waiting
 
     def expire(self, now: float) -> None:
-        while self._expiry and self._expiry[0].until <= now:
-            entry = self._expiry.popleft()
-            if self._done.get(entry.key) is entry:
-                self._drop(entry)
-
-    def _shrink(self, now: float) -> None:
-        if len(self._done) <= self._most and self.size <= self._most_bytes:
-            return
-        self.expire(now)
-        while self._done and (len(self._done) > self._most or self.size > self._most_bytes):
-            self._drop(next(iter(self._done.values())))
-        if len(self._expiry) > 2 * len(self._done) + 64:  # mostly entries that were evicted early
-            self._expiry = deque(entry for entry in self._expiry if self._done.get(entry.key) is entry)
-
-    def _drop(self, entry: Entry) -> None:
-        del self._done[entry.key]
-        self.size -= entry.size
-
-
-def _weight(key: Hashable) -> int:
-    return sum(map(len, key)) if isinstance(key, tuple) else 0
+        lib.tb_cache_expire(self.table, now)

@@ -81,7 +81,7 @@ class Host:
         now on; what somebody has lent something to, or wants to look at, comes back to us."""
         if work.ticket is not None:
             work.ticket.handed_over()
-        passes = work.ticket is None and not self.line.alone
+        passes = (work.ticket is None or work.entries is not None) and not self.line.alone
         self._put(work, lines or work.lines, work.caller.number, work.caller.line if passes else None)
 
     def send_alone(self, work: Work) -> None:
@@ -110,6 +110,9 @@ class Host:
             run.ids, run.ids_len = ids, len(work.ids)
         if caller is not None:
             run.caller = caller
+            if work.entries is not None:
+                entries = ffi.new("tb_entry *[]", work.entries)
+                run.entries = entries  # the board's, and its to settle, from now on
         else:
             run.work = self.core.name()
             self.works[run.work] = work
@@ -130,6 +133,8 @@ class Host:
         elif what == lib.TB_ROW_COUNT:
             tool = self._tool(row[TOOL])
             self.core.policy.answered(tool, row[lib.TB_R_COUNT], row[VALUE], time.monotonic())
+        elif what == lib.TB_ROW_KEPT:
+            self.core.policy.kept(row[VALUE])
         elif what in WRONG:
             self._wrong(what, self._tool(row[TOOL]), row, data)
         elif self.stop_reason:
@@ -316,10 +321,13 @@ class Host:
 
     def _first_call(self) -> Work:
         """Takes the first call in flight out."""
-        work = self._work(self._run(0))
-        first = work if work.count == 1 else work.take(1)
+        run = self._run(0)
+        run.count = 1
+        run.len = lib.tb_skip_lines(run.lines, run.len, 1)
+        run.ids_len = lib.tb_skip_lines(run.ids, run.ids_len, 1) if run.ids_len else 0
+        work = self._work(run)
         lib.tb_host_take(self.line, 1)
-        return first
+        return work
 
     def _run(self, i: int) -> Any:
         run = ffi.new("tb_run *")
@@ -335,6 +343,11 @@ class Host:
         ids = ffi.buffer(run.ids, run.ids_len)[:] if run.ids != ffi.NULL else None
         work = Work(self.core.tools[run.tool], lines, run.count, ids, caller, caller, run.timeout)
         work.at = run.at
+        if run.entries != ffi.NULL:
+            work.entries = list(run.entries[0 : run.count])
+            for entry in work.entries:
+                lib.tb_entry_hold(entry)
+            self.core.policy.keyed(work)
         return work
 
     def first_tool(self) -> Tool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LONGEST_SESSION = 256
 
 # The board's numbers, looked up once: an attribute of `lib` costs a dictionary look-up a time.
-PLAIN, CALL, BAD = lib.TB_ROW_PLAIN, lib.TB_ROW_CALL, lib.TB_ROW_BAD
+PLAIN, KEYED, CALL, BAD = lib.TB_ROW_PLAIN, lib.TB_ROW_KEYED, lib.TB_ROW_CALL, lib.TB_ROW_BAD
 GONE, FINISHED, IDLE, ROOM, LONG = (
     lib.TB_ROW_GONE,
     lib.TB_ROW_FINISHED,
@@ -60,6 +60,7 @@ class Connection:
         if self.line == ffi.NULL:
             raise MemoryError
         self._core.peers[self.number] = self
+        self._tell_who()
 
     # --- what the board has for us ----------------------------------------------------------------------------------
 
@@ -67,8 +68,8 @@ class Connection:
         what = row[0]
         if what == CALL:
             self._one(row, data)
-        elif what == PLAIN:
-            self._plain(row, data)
+        elif what in (PLAIN, KEYED):
+            self._run(row, data)
         elif what == BAD:
             self._bad(row, data)
         elif what == ROOM:
@@ -117,19 +118,22 @@ class Connection:
 
     # --- lines in ---------------------------------------------------------------------------------------------------
 
-    def _plain(self, row: list[int], data: Any) -> None:
-        """A run that could not pass by itself."""
+    def _run(self, row: list[int], data: Any) -> None:
+        """Calls that could not pass by themselves."""
         face = self.face
         tool = self._core.tools[row[TOOL]]
         lines, ids = _texts(row, data)
         work = face.dispatcher.span(tool, lines, row[COUNT], ids, self, self)
         work.at = row[AT]
+        if row[0] == KEYED:
+            work.entries = list(ffi.cast("tb_entry **", data + row[VALUE])[0 : row[COUNT]])
+            face.dispatcher.keyed(work)
         tool.stats.waits = 0  # the board took it to wait; its pool says whether it does
         refusal = self._gate()
         if refusal is None:
             tool.runtime.submit(work, time.monotonic())
         else:
-            self.refuse(work, refusal)
+            work.sink.refuse(work, refusal)
 
     def _one(self, row: list[int], data: Any) -> None:
         """A line that is more than plain: a call for the policy, or a word to the broker itself."""
@@ -222,6 +226,12 @@ class Connection:
         self.principal = f"token:{token.name}"
         self.authenticated = True
         self.set_rights()
+        self._tell_who()
+
+    def _tell_who(self) -> None:
+        """Whose keys these are."""
+        self._who = ffi.from_buffer(self.principal.encode())
+        self.line.who, self.line.who_len = self._who, len(self._who)
 
     def set_rights(self) -> None:
         """Whoever has not said who it is has each line looked at. Callers on the Unix socket are never operators."""
@@ -294,7 +304,7 @@ class Connection:
         """Nothing interrupts us in the middle of a call: it is settled when its answer comes."""
 
     def full(self, work: Work) -> bool:
-        return self._stuffed(work) and not (work.ticket is not None and work.ticket.urgent)
+        return self._stuffed(work) and not self.face.dispatcher.urgent(work)
 
     def _stuffed(self, work: Work) -> bool:
         """Replies that wait for one in front of them hold back everybody's work but that one's."""
