@@ -24,21 +24,26 @@ static void note_number(record *r, int64_t n) { r->len += (size_t)sprintf(r->tex
 
 /* The members' places in the framer are the same, too: it was not fed in between. */
 static void note_item(record *r, const tb_view *v, const int32_t *item) {
-    const char *out = v->out + item[TB_I_OUT], *ids = v->ids + item[TB_I_IDS];
+    const char *out = v->out + item[TB_I_OUT], *ids = v->ids + item[TB_I_IDS], *keys = v->keys + item[TB_I_KEYS];
     size_t out_left = (size_t)item[TB_I_OUT_LEN], ids_left = (size_t)item[TB_I_IDS_LEN];
+    size_t keys_left = (size_t)item[TB_I_KEYS_LEN];
     for (int32_t i = 0; i < item[TB_I_COUNT]; i++) {
         const size_t n = tb_skip_lines(out, out_left, 1), m = tb_skip_lines(ids, ids_left, 1);
+        const size_t key = tb_skip_lines(keys, keys_left, 1);
         for (int k = 0; k < TB_ITEM; k++)
             if (k == TB_I_KIND || k == TB_I_TOOL || k == TB_I_PROBLEM || k == TB_I_MEMBER || k >= TB_I_SPANS)
                 note_number(r, item[k]);
         note(r, out, n);
         note(r, ids, m);
+        note(r, keys, key);
         out += n;
         ids += m;
+        keys += key;
         out_left -= n;
         ids_left -= m;
+        keys_left -= key;
     }
-    CHECK(!out_left && !ids_left);
+    CHECK(!out_left && !ids_left && !keys_left);
 }
 
 static void scan_all(record *r, tb_framer *f, int32_t at_once) {
@@ -122,6 +127,8 @@ static const char *const REQUESTS[] = {
     "{ \"aid\" : \"T\" , \"id\" : {\"a\":1} , \"inputs\" : {\"a\":\"b\"} }",
     "{\"run_id\":\"r\",\"inputs\":{\"a\":[]},\"aid\":\"T\",\"request_id\":\"q\",\"traceparent\":\"t\",\"id\":0}",
     "{\"aid\":\"T\"}",
+    "{\"id\":7,\"idempotency_key\":\"k-1\"," INPUT "\"{}\"}",
+    "{" INPUT "\"{}\",\"idempotency_key\":\"k\"}",
     "{\"id\":null,\"aid\":\"T\"}",
     "{\"aid\":\"C\",\"input_json\":\"{}\"}",
 };

@@ -172,9 +172,11 @@ static void runs_of_plain_lines_are_one_item(void) {
     tb_framer *f = tb_framer_new(4096);
     tb_batch *b = tb_batch_new();
     const tb_view v = scan(f, b, "{\"aid\":\"T\"}\n{\"aid\":\"T\"}\n{\"aid\":\"T\",\"id\":1}\n{\"aid\":\"T\",\"id\":\"x\"}\n"
-                              "{\"aid\":\"C\",\"id\":null}\n{\"aid\":\"T\",\"idempotency_key\":\"k\"}\n{\"aid\":\"?\"}\n\n{\"aid\":\"T\"}\n");
+                              "{\"aid\":\"C\",\"id\":null}\n{\"aid\":\"T\",\"idempotency_key\":\"k\"}\n"
+                              "{\"aid\":\"T\",\"idempotency_key\":\"l\"}\n{\"aid\":\"T\",\"idempotency_key\":\"\\n\"}\n"
+                              "{\"aid\":\"?\"}\n\n{\"aid\":\"T\"}\n");
     const int32_t *i = v.items;
-    CHECK(v.count == 6);
+    CHECK(v.count == 7);
     CHECK(i[TB_I_KIND] == TB_PLAIN && i[TB_I_COUNT] == 2 && i[TB_I_IDS_LEN] == 0);
     i += TB_ITEM;
     CHECK(i[TB_I_KIND] == TB_PLAIN && i[TB_I_COUNT] == 2);
@@ -182,8 +184,11 @@ static void runs_of_plain_lines_are_one_item(void) {
     i += TB_ITEM;
     CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == 1 && same(v.ids + i[TB_I_IDS], (size_t)i[TB_I_IDS_LEN], "null\n"));
     i += TB_ITEM;
+    CHECK(i[TB_I_KIND] == TB_KEYED && i[TB_I_COUNT] == 2 && i[TB_I_TOOL] == 0);
+    CHECK(same(v.keys + i[TB_I_KEYS], (size_t)i[TB_I_KEYS_LEN], "k\nl\n"));
+    i += TB_ITEM; /* a key with an escape is the policy's to read */
     const int32_t *key = i + TB_I_SPANS + 2 * TB_IDEMPOTENCY_KEY;
-    CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == 0 && same(v.lines + key[0], (size_t)key[1], "\"k\""));
+    CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == 0 && same(v.lines + key[0], (size_t)key[1], "\"\\n\""));
     CHECK(i[TB_I_SPANS + 2 * TB_SESSION] == -1);
     i += TB_ITEM;
     CHECK(i[TB_I_KIND] == TB_CALL && i[TB_I_TOOL] == -1);

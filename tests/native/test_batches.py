@@ -25,6 +25,7 @@ class Read(NamedTuple):
     member: int
     out: bytes
     ids: bytes
+    key: bytes
     spans: tuple[int, ...]
 
 
@@ -51,12 +52,13 @@ def scanned(text: bytes, at_once: int) -> list[Read]:
             item = ffi.unpack(view.items + row * lib.TB_ITEM, lib.TB_ITEM)
             out = ffi.buffer(view.out + item[lib.TB_I_OUT], item[lib.TB_I_OUT_LEN])[:] if view.out else b""
             ids = ffi.buffer(view.ids + item[lib.TB_I_IDS], item[lib.TB_I_IDS_LEN])[:] if view.ids else b""
+            keys = ffi.buffer(view.keys + item[lib.TB_I_KEYS], item[lib.TB_I_KEYS_LEN])[:] if view.keys else b""
             count = item[lib.TB_I_COUNT]
-            of_lines = itertools.zip_longest(out.splitlines(True), ids.splitlines(True), fillvalue=b"")
-            each = list(of_lines) or [(b"", b"")]
+            texts = (text.splitlines(True) for text in (out, ids, keys))
+            each = list(itertools.zip_longest(*texts, fillvalue=b"")) or [(b"", b"", b"")]
             assert len(each) == count
             head = [item[i] for i in (lib.TB_I_KIND, lib.TB_I_TOOL, lib.TB_I_PROBLEM, lib.TB_I_MEMBER)]
-            lines += [Read(*head, *pair, tuple(item[lib.TB_I_SPANS :])) for pair in each]
+            lines += [Read(*head, *three, tuple(item[lib.TB_I_SPANS :])) for three in each]
         if not view.more:
             return lines
 
@@ -94,7 +96,7 @@ scalars = st.one_of(strings, integers, st.sampled_from([b"null", b"true", b"-1.5
 objects = st.dictionaries(text, st.integers() | text, max_size=3).map(msgspec.json.encode)
 nested = st.integers(1, DEPTH + 1).map(lambda n: b'{"a":' + b"[" * n + b"]" * n + b"}")
 values = st.one_of(scalars, objects, nested, st.sampled_from([b'"T"', b'"C"', b'"OK"', b'"TOOL_ERROR"', b'""', b"[]"]))
-names = ["id", "aid", "input_json", "inputs", "run_id", "request_id", "traceparent", "x", "session"]
+names = ["id", "aid", "input_json", "inputs", "run_id", "request_id", "traceparent", "x", "session", "idempotency_key"]
 names += ["\\u0061id", "i\\u0064"]
 reply_names = ["ok", "status", "output_json", "error", "ds_state", "id", "stat\\u0075s", "x"]
 gaps = st.sampled_from([b"", b"", b"", b" ", b"\t"])
@@ -123,6 +125,8 @@ def batches(draw: st.DrawFn, some_names: list[str]) -> bytes:
 
 @settings(max_examples=400, deadline=None)
 @given(batches(names))
+@example(b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":""}\n{"aid":"T","idempotency_key":"\\u0061"}')
+@example(b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":"' + b"x" * 129 + b'"}')
 @example(b'{"id":1,"aid":"T","input_json":"a"}\n{"id":01,"aid":"T","input_json":"a"}')
 @example(b'{"aid":"T","input_json":"a"}\n{"aid":"T","input_json":"b","aid":"C"}\n{"aid":"T","input_json":"b"} x\n')
 def test_requests_are_read_alike_together_and_alone(lines):
