@@ -44,6 +44,7 @@ typedef struct {
     int32_t waits;    /* calls of it are waiting: whoever comes now stands behind */
     int32_t guarded;  /* each of its calls needs a look */
     int32_t counted;  /* so do its own errors */
+    int64_t asked;    /* in which turn the owner was given a key of it to look up: those behind it are the owner's, too */
     tb_pool *pool;    /* where its plain calls may go without a word; NULL: nowhere */
     double timeout;
     double cost;      /* recent seconds a call; 0 until measured */

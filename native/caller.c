@@ -151,6 +151,8 @@ static void one(board *b, caller *c, const int32_t *item, const tb_view *v) {
     int64_t *row = item_row(b, c, item, bad ? TB_ROW_BAD : TB_ROW_CALL, at);
     if (!row) return;
     put_lines(b, row, v->out + item[TB_I_OUT], len, v->ids + item[TB_I_IDS], ids_len);
+    tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
+    if (tool && item[TB_I_SPANS + 2 * TB_IDEMPOTENCY_KEY] >= 0) tool->asked = b->seen.turn;
     for (int i = 0; i < TB_MEMBERS; i++) {
         const int32_t from = item[TB_I_SPANS + 2 * i], size = item[TB_I_SPANS + 2 * i + 1];
         row[TB_R_SPANS + 2 * i] = -1;
@@ -334,7 +336,7 @@ static void keyed(board *b, caller *c, const int32_t *item, const tb_view *v) {
     k.keys_end = k.key + item[TB_I_KEYS_LEN];
     convoy going = {.room = 0};
     k.at = tb_caller_expect(&c->seen, item[TB_I_COUNT], len + ids_len, !k.id);
-    const int knows = b->cache && tool && !b->seen.draining &&
+    const int knows = b->cache && tool && tool->asked != b->seen.turn && !b->seen.draining &&
                       tb_key_size(c->seen.who_len, tool->name_len, LONGEST_KEY) <= MOST_KEY;
     for (int32_t i = 0; i < item[TB_I_COUNT]; i++, step(&k)) {
         measure(&k);

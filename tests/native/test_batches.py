@@ -125,7 +125,9 @@ def batches(draw: st.DrawFn, some_names: list[str]) -> bytes:
 
 @settings(max_examples=400, deadline=None)
 @given(batches(names))
-@example(b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":""}\n{"aid":"T","idempotency_key":"\\u0061"}')
+@example(
+    b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":""}\n{"aid":"T","idempotency_key":"\\u0061"}'
+)
 @example(b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":"' + b"x" * 129 + b'"}')
 @example(b'{"id":1,"aid":"T","input_json":"a"}\n{"id":01,"aid":"T","input_json":"a"}')
 @example(b'{"aid":"T","input_json":"a"}\n{"aid":"T","input_json":"b","aid":"C"}\n{"aid":"T","input_json":"b"} x\n')
