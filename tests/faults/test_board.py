@@ -1,0 +1,33 @@
+"""What the switchboard must not lose on the way: counts, fences, ends, bounds."""
+
+from __future__ import annotations
+
+from tests.support.config import toolhost
+from tests.support.toolhosts import scripted
+
+A = "AID.A.v1"
+FAST = 60  # calls, until a tool of `scripted` is known and its calls pass by themselves
+
+
+def hosted(folder, body, **settings):
+    return toolhost("h", binary=scripted(folder, body), **{"min": 1, "max": 1, "cwd": str(folder), **settings})
+
+
+def call(text, **more):
+    return {"aid": A, "input_json": text, **more}
+
+
+def make_known(broker):
+    with broker.wire() as wire:
+        for _ in range(FAST):
+            wire.ask(call("1"))
+
+
+def test_a_call_that_is_run_again_is_not_run_again_for_ever(start, tmp_path):
+    """It kills each toolhost that it is given to: also when it passes by itself, the fourth time is the last."""
+    body = 'if "die" in request["input_json"]:\n    open("ran", "a").write("x"); os._exit(3)\nsay(output_json="1")'
+    broker = start(config=hosted(tmp_path, body, rerun=[A]))
+    make_known(broker)
+    with broker.wire() as wire:
+        assert wire.ask(call("die"))["type"] == "crash"
+    assert (tmp_path / "ran").read_text() == "xxxx"
