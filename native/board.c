@@ -39,7 +39,10 @@ tb_board *tb_board_new(const tb_limits *limits) {
         tb_board_free(&b->seen);
         return NULL;
     }
-    for (size_t i = 0; i < sizeof random; i++) snprintf(b->secret + 2 * i, 3, "%02x", random[i]);
+    b->fence_len = (size_t)snprintf(b->fence, sizeof b->fence, "_fence.");
+    for (size_t i = 0; i < sizeof random; i++)
+        b->fence_len += (size_t)snprintf(b->fence + b->fence_len, 3, "%02x", random[i]);
+    b->fence[b->fence_len++] = '.';
     return &b->seen;
 }
 

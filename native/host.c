@@ -137,8 +137,8 @@ int host_send(board *b, host *h, const tb_run *given) {
     if (given->tool >= 0) {
         if (h->seen.last != given->who) { /* what it may still have to say to that one must not be this one's answer */
             if (h->seen.last && h->seen.quotes) {
-                r->fence_len = (size_t)snprintf(r->fence, FENCE_NAME, "_fence.%s.%llu", b->secret,
-                                                (unsigned long long)++b->fences);
+                r->fence_len =
+                    (size_t)snprintf(r->fence, FENCE_NAME, "%s%llu", b->fence, (unsigned long long)++b->fences);
                 r->suspect = h->seen.last_tool;
                 buffer_put(&h->out.bytes, "{\"aid\":\"", 8);
                 buffer_put(&h->out.bytes, r->fence, r->fence_len);
@@ -263,10 +263,8 @@ static void take_some(board *b, host *h, run *r, tb_taken *t) {
     buffer *out = direct ? &c->out.bytes : &b->scratch;
     if (!direct) buffer_clear(out, BATCH_KEEP);
     const size_t before = out->len;
-    const run *second = h->seen.runs > 1 ? nth(h, 1) : NULL;
-    const size_t next_len = second ? second->fence_len : 0;
     memset(t, 0, sizeof *t);
-    if (take_more(h->framer, out, r->count, r->fence, r->fence_len, next_len ? second->fence : NULL, next_len,
+    if (take_more(h->framer, out, r->count, r->fence, r->fence_len, b->fence, b->fence_len,
                   r->has_ids ? h->ids.data + r->ids_from : NULL, r->ids_to - r->ids_from, b->seen.limits.depth, t))
         b->failed = 1;
     if (t->fenced) r->fence_len = 0;

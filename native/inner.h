@@ -99,7 +99,8 @@ typedef struct {
     host *hosts;
     tb_tool **tools;  /* by index */
     int32_t tool_count;
-    char secret[24];
+    char fence[32];   /* how the name of each of its fences begins: nobody else can know it */
+    size_t fence_len;
     uint64_t fences;
 } board;
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from tests.support.config import toolhost
 from tests.support.toolhosts import scripted
 
@@ -31,3 +35,21 @@ def test_a_call_that_is_run_again_is_not_run_again_for_ever(start, tmp_path):
     with broker.wire() as wire:
         assert wire.ask(call("die"))["type"] == "crash"
     assert (tmp_path / "ran").read_text() == "xxxx"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 5])
+def test_calls_left_without_an_answer_do_not_shift_the_next_callers_answer_to_this_one(start, tmp_path, lost):
+    """Each of the lost calls is a run of its own, and only the first run of the other caller has a fence."""
+    body = """text = request["input_json"]
+if text == "slow": time.sleep(0.3)
+if text != "lost": say(output_json=text)"""
+    broker = start(config=hosted(tmp_path, body))
+    make_known(broker)
+    with broker.wire() as wire, broker.wire() as other:
+        for text in ["slow", *["lost"] * lost]:
+            wire.send(call(text))
+            time.sleep(0.02)
+        other.send(call('"secret"'))
+        assert wire.reply()["output_json"] == "slow"
+        assert [reply["type"] for reply in wire.replies(lost)] == ["bad_reply"] * lost
+        assert other.reply()["type"] == "bad_reply"
