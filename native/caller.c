@@ -273,6 +273,7 @@ void tb_caller_rest(tb_board *tb, tb_caller *tc) {
     board *b = of_board(tb);
     caller *c = of_caller(tc);
     b->seen.now = clock_now();
+    make_dirty(b, &c->peer); /* also where nothing is here: it may leave */
     take_lines(b, c);
     for (int i = 0; i < READS_AT_THE_END && !c->seen.ending && !c->closed; i++) {
         const ssize_t got = tb_framer_read(c->framer, c->seen.fd);

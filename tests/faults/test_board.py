@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.support.config import toolhost
 from tests.support.toolhosts import scripted
 
-A = "AID.A.v1"
+A, ECHO = "AID.A.v1", "AID.DEMO.ECHO.v1"
 FAST = 60  # calls, until a tool of `scripted` is known and its calls pass by themselves
 
 
@@ -53,3 +54,13 @@ if text != "lost": say(output_json=text)"""
         assert wire.reply()["output_json"] == "slow"
         assert [reply["type"] for reply in wire.replies(lost)] == ["bad_reply"] * lost
         assert other.reply()["type"] == "bad_reply"
+
+
+def test_a_caller_with_nothing_outstanding_ends_at_once_when_the_broker_stops(demo):
+    with demo.wire() as quiet, demo.wire() as silent:
+        quiet.ask({"aid": ECHO})
+        begin = time.monotonic()
+        demo.process.send_signal(signal.SIGTERM)
+        assert quiet.ended()
+        assert silent.ended()
+        assert time.monotonic() - begin < 0.5
