@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 
@@ -64,3 +65,24 @@ def test_a_caller_with_nothing_outstanding_ends_at_once_when_the_broker_stops(de
         assert quiet.ended()
         assert silent.ended()
         assert time.monotonic() - begin < 0.5
+
+
+def test_long_lines_beyond_the_bound_cost_one_caller_its_line_not_all(start, where):
+    """All of them grow in one turn: the bound is passed once, so one has to come again."""
+    broker = start("--plugin", where["demo_plugin"], config="[limits]\nqueue_bytes = 8388608\n")
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(broker.wire()) for _ in range(9)]
+        for wire in wires:
+            wire.send(b'{"aid":"' + ECHO.encode() + b'","input_json":"' + b"x" * 900_000)
+        time.sleep(0.3)
+        broker.process.send_signal(signal.SIGSTOP)
+        for wire in wires:
+            wire.send(b"x" * 100_000)
+        broker.process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        refused = [wire for wire in wires if not wire.quiet(0.02)]
+        assert len(refused) == 1
+        assert refused[0].reply()["type"] == "overloaded"
+        for wire in wires:
+            wire.send(b'"}\n')
+            assert wire in refused or wire.reply()["ok"]
