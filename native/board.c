@@ -101,11 +101,16 @@ int64_t *add_row(board *b, int what, int64_t who) {
     return row;
 }
 
+void drop_row(board *b) { b->rows[b->filling].count--; }
+
 int64_t row_data(board *b, const char *data, size_t len) {
     buffer *to = &b->rows[b->filling].data;
     const int64_t at = (int64_t)to->len;
-    if (buffer_reserve(to, len)) b->failed = 1;
-    else if (len) buffer_put(to, data, len);
+    if (buffer_reserve(to, len)) {
+        b->failed = 1;
+        return -1;
+    }
+    if (len) buffer_put(to, data, len);
     return at;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 enum { LINES_A_SCAN = 4096, LONG_READ = 65536, READS_AT_THE_END = 64, OUTBOX_KEEP = 256 * 1024 };
 
@@ -80,11 +81,18 @@ static void watch(board *b, caller *c, int reading, int writing) {
     }
 }
 
+/* Where not even that can be said, its owner finds out for himself that it has vanished. */
 static void gone(board *b, caller *c) {
-    if (!c->told) add_row(b, TB_ROW_GONE, c->seen.name);
+    if (!c->told && !add_row(b, TB_ROW_GONE, c->seen.name)) shutdown(c->seen.fd, SHUT_RDWR);
     c->told = 1;
     c->seen.ending = 1;
     watch(b, c, 0, 0);
+}
+
+/* Without memory for a line, or for its answer: better the end than an answer that never comes, or is the next one's. */
+static void lose(board *b, caller *c) {
+    b->failed = 1;
+    gone(b, c);
 }
 
 void tb_caller_end(tb_board *tb, tb_caller *tc) {
@@ -135,11 +143,24 @@ static int64_t *item_row(board *b, const caller *c, const int32_t *item, int wha
     return row;
 }
 
-static void put_lines(board *b, int64_t *row, const char *lines, size_t len, const char *ids, size_t ids_len) {
+static int put_lines(board *b, int64_t *row, const char *lines, size_t len, const char *ids, size_t ids_len) {
     row[TB_R_DATA] = row_data(b, lines, len);
     row[TB_R_DATA_LEN] = (int64_t)len;
     row[TB_R_IDS] = row_data(b, ids, ids_len);
     row[TB_R_IDS_LEN] = (int64_t)ids_len;
+    return row[TB_R_DATA] < 0 || row[TB_R_IDS] < 0;
+}
+
+static int put_members(board *b, int64_t *row, const int32_t *item, const tb_view *v) {
+    for (int i = 0; i < TB_MEMBERS; i++) {
+        const int32_t from = item[TB_I_SPANS + 2 * i], size = item[TB_I_SPANS + 2 * i + 1];
+        row[TB_R_SPANS + 2 * i] = -1;
+        if (from < 0 || i == TB_ID || i == TB_INPUT_JSON || i == TB_INPUTS) continue; /* in the lines, or the ids */
+        row[TB_R_SPANS + 2 * i] = row_data(b, v->lines + from, (size_t)size);
+        row[TB_R_SPANS + 2 * i + 1] = size;
+        if (row[TB_R_SPANS + 2 * i] < 0) return -1;
+    }
+    return 0;
 }
 
 /* A line that the policy has to look at, or to refuse, with its members as they stand in it. */
@@ -148,15 +169,11 @@ static void one(board *b, caller *c, const int32_t *item, const tb_view *v) {
     const int bad = item[TB_I_KIND] == TB_BAD;
     const int64_t at = tb_caller_expect(&c->seen, 1, bad ? 0 : len + ids_len, !ids_len);
     int64_t *row = item_row(b, c, item, bad ? TB_ROW_BAD : TB_ROW_CALL, at);
-    if (!row) return;
-    put_lines(b, row, v->out + item[TB_I_OUT], len, v->ids + item[TB_I_IDS], ids_len);
-    for (int i = 0; i < TB_MEMBERS; i++) {
-        const int32_t from = item[TB_I_SPANS + 2 * i], size = item[TB_I_SPANS + 2 * i + 1];
-        row[TB_R_SPANS + 2 * i] = -1;
-        if (from < 0 || i == TB_ID || i == TB_INPUT_JSON || i == TB_INPUTS) continue; /* in the lines, or the ids */
-        row[TB_R_SPANS + 2 * i] = row_data(b, v->lines + from, (size_t)size);
-        row[TB_R_SPANS + 2 * i + 1] = size;
-    }
+    if (row && !put_lines(b, row, v->out + item[TB_I_OUT], len, v->ids + item[TB_I_IDS], ids_len) &&
+        !put_members(b, row, item, v))
+        return;
+    if (row) drop_row(b);
+    lose(b, c);
 }
 
 /* A run of plain calls: on to its toolhosts as far as there is room, the rest is the owner's. */
@@ -196,9 +213,12 @@ static void plain(board *b, caller *c, const int32_t *item, const tb_view *v) {
         if (!left) return;
     }
     int64_t *row = item_row(b, c, item, TB_ROW_PLAIN, at);
-    if (!row) return;
+    if (!row || put_lines(b, row, r.lines, bytes, r.ids, ids_left)) {
+        if (row) drop_row(b);
+        lose(b, c);
+        return;
+    }
     row[TB_R_COUNT] = left;
-    put_lines(b, row, r.lines, bytes, r.ids, ids_left);
     if (tool) tool->waits = 1; /* until the owner has seen to it */
 }
 
@@ -207,11 +227,11 @@ static void take_lines(board *b, caller *c) {
     b->seen.round++;
     while (!c->seen.ending && !c->closed) {
         if (tb_scan(c->framer, c->tools, b->scanned, LINES_A_SCAN, b->seen.limits.depth, &v)) {
-            b->failed = 1;
+            lose(b, c);
             return;
         }
         if (v.count) c->seen.since = b->seen.now;
-        for (int32_t i = 0; i < v.count; i++) {
+        for (int32_t i = 0; i < v.count && !c->told; i++) {
             const int32_t *item = v.items + (size_t)i * TB_ITEM;
             if (item[TB_I_KIND] == TB_PLAIN) plain(b, c, item, &v);
             else if (item[TB_I_KIND] == TB_CLOSE) tb_caller_end(&b->seen, &c->seen);
@@ -290,7 +310,7 @@ static void hold(board *b, caller *c, int64_t at, const char *data, size_t len, 
         const int32_t want = c->held_capacity ? 2 * c->held_capacity : 16;
         held_reply *grown = realloc(c->held, (size_t)want * sizeof *grown);
         if (!grown) {
-            b->failed = 1;
+            lose(b, c);
             return;
         }
         c->held = grown;
@@ -298,7 +318,7 @@ static void hold(board *b, caller *c, int64_t at, const char *data, size_t len, 
     }
     char *copy = malloc(len ? len : 1);
     if (!copy) {
-        b->failed = 1;
+        lose(b, c);
         return;
     }
     memcpy(copy, data, len);
@@ -322,7 +342,7 @@ static held_reply lowest(caller *c) {
 }
 
 static void write_down(board *b, caller *c, const char *data, size_t len) {
-    if (buffer_reserve(&c->out.bytes, len)) b->failed = 1;
+    if (buffer_reserve(&c->out.bytes, len)) lose(b, c);
     else buffer_put(&c->out.bytes, data, len);
 }
 

@@ -110,7 +110,8 @@ static inline host *of_host(tb_host *h) { return (host *)(void *)h; }
 
 /* board.c */
 int64_t *add_row(board *b, int what, int64_t who); /* NULL without memory, which is remembered */
-int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands */
+void drop_row(board *b); /* the last one: not all of it could be said */
+int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands, or -1 without memory */
 void make_dirty(board *b, peer *p);
 double clock_now(void);
 int watch_fd(const board *b, int fd, uint32_t events, void *p);

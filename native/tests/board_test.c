@@ -129,10 +129,82 @@ static void a_host_that_broke_the_protocol_is_given_no_more(const char *words, i
     close_world(&w);
 }
 
+/* A line for the policy: one member is `size` bytes long. */
+static void say_long(world *w, int fd, size_t size) {
+    char text[4096];
+    memset(text, 'x', sizeof text);
+    say(fd, "{\"aid\":\"A\",\"session\":\"");
+    for (; size; size -= sizeof text) {
+        if (write(fd, text, sizeof text) != (ssize_t)sizeof text) abort();
+        turn(w);
+    }
+}
+
+static void a_caller_whose_line_cannot_be_kept_hears_of_its_end(void) {
+    world w;
+    open_world(&w);
+    client one = connect_to(&w), two = connect_to(&w);
+    say_long(&w, one.theirs, 512 * 1024);
+    say_long(&w, two.theirs, 512 * 1024);
+    most = 1024 * 1024; /* not enough for the rows of both */
+    say(one.theirs, "\"}\n");
+    say(two.theirs, "\"}\n");
+    turn(&w);
+    most = SIZE_MAX;
+    CHECK(rows_of(&w, TB_ROW_CALL) == 1);
+    CHECK(rows_of(&w, TB_ROW_GONE) == 1);
+    disconnect(&w, &one);
+    disconnect(&w, &two);
+    close_world(&w);
+}
+
+/* Without an id, the next reply would be taken for this one. */
+static void a_caller_whose_reply_cannot_be_kept_hears_of_its_end(void) {
+    world w;
+    open_world(&w);
+    client one = connect_to(&w);
+    static char reply[128 * 1024];
+    memset(reply, 'x', sizeof reply);
+    tb_caller_expect(one.caller, 2, 0, 1);
+    most = 64 * 1024;
+    CHECK(tb_caller_put(w.board, one.caller, 0, reply, sizeof reply, 1) < 0);
+    most = SIZE_MAX;
+    tb_caller_put(w.board, one.caller, 1, "{}\n", 3, 1);
+    CHECK(tb_board_fetch(w.board, &w.rows) < 0);
+    CHECK(rows_of(&w, TB_ROW_GONE) == 1);
+    disconnect(&w, &one);
+    close_world(&w);
+}
+
+/* It has answered, but nobody can say what: the call may have run. */
+static void a_call_whose_reply_cannot_be_kept_is_left_to_the_owner(void) {
+    world w;
+    open_world(&w);
+    server s = start(&w);
+    const tb_run run = {.who = 1, .work = 7, .at = -1, .count = 1, .lines = "{}\n", .len = 3, .timeout = 1};
+    static char reply[8192];
+    snprintf(reply, sizeof reply, "{\"a\":\"%*s\"}\n", 8000, "");
+    for (int i = 0; i < 2; i++) {
+        CHECK(!tb_host_send(w.board, s.host, &run));
+        turn(&w);
+        say(s.out, i ? reply : "{}\n");
+        most = i ? 4096 : SIZE_MAX;
+        turn(&w);
+        most = SIZE_MAX;
+        CHECK(rows_of(&w, i ? TB_ROW_SWALLOWED : TB_ROW_REPLY) == 1);
+    }
+    CHECK(s.host->runs == 1);
+    stop(&w, &s);
+    close_world(&w);
+}
+
 int main(void) {
     a_host_that_broke_the_protocol_is_given_no_more("junk\n", TB_ROW_JUNK);
     a_host_that_broke_the_protocol_is_given_no_more("{}\n{}\n", TB_ROW_UNASKED);
     a_host_that_broke_the_protocol_is_given_no_more(NULL, TB_ROW_CLOSED);
+    a_caller_whose_line_cannot_be_kept_hears_of_its_end();
+    a_caller_whose_reply_cannot_be_kept_hears_of_its_end();
+    a_call_whose_reply_cannot_be_kept_is_left_to_the_owner();
     printf("board: %d checks, %d failures\n", checks, failures);
     return failures > 0;
 }
