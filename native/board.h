@@ -50,12 +50,11 @@ typedef struct {
     double used;      /* and when the last one was */
 } tb_tool;
 
-/* A file that is watched. The watch sees what happens to it; only a look at the path sees what happens above it. */
+/* A file that is looked at. (A watch would not see what happens above it: a link that leads elsewhere, a folder that is
+ * another one now.) */
 typedef struct {
     const char *path; /* NULL: none */
     int64_t stamp[4]; /* what tb_stamp said of it when it was read */
-    int watch;        /* tb_watch's, or -1 */
-    double looked;
 } tb_file;
 
 struct tb_pool {
@@ -221,6 +220,5 @@ int32_t tb_room(const tb_host *h, const tb_tool *tool); /* how many more calls o
 int tb_slow(const tb_tool *tool);                 /* it is never in front of another */
 int tb_shares(const tb_tool *tool);               /* it is known and not slow: others may wait behind it */
 void tb_learn(tb_tool *tool, double seconds);     /* what a call has cost */
-int tb_file_changed(tb_file *file, double now);
 
 #endif

@@ -1,14 +1,11 @@
 /* place.c: which toolhost may be given a call: idle ones first, then pipelining; the slow and the unknown by themselves. */
 #include "inner.h"
 
-#include <sys/ioctl.h>
-
 static const double SLOW_SECONDS = 0.001;   /* a call, at its best */
 static const double WINDOW_SECONDS = 0.002; /* of work in one toolhost's pipe */
 enum { WINDOW_LEAST = 2, WINDOW_MOST = 512 }; /* two: a wake-up costs a machine that is busy more than the call */
 enum { WINDOW_BYTES = 4 * 1024 * 1024 };      /* of replies that may come from one toolhost at once */
 enum { UNSENT_MOST = 4 * 1024 * 1024 };
-static const double LOOK_SECONDS = 0.01; /* between two looks at what hardly ever changes */
 
 int tb_slow(const tb_tool *tool) { return tool->best > SLOW_SECONDS; }
 
@@ -80,13 +77,9 @@ void tb_pool_clear(tb_pool *p) {
     p->count = p->capacity = 0;
 }
 
-int tb_file_changed(tb_file *file, double now) {
+static int changed(const tb_file *file) {
     int64_t stamp[4];
-    int waiting = 0;
-    const int thoroughly = now - file->looked > LOOK_SECONDS;
-    if (thoroughly) file->looked = now;
-    if (file->watch >= 0 && !ioctl(file->watch, FIONREAD, &waiting) && !thoroughly) return waiting > 0;
-    return waiting > 0 || (!tb_stamp(file->path, stamp) && memcmp(stamp, file->stamp, sizeof stamp));
+    return !tb_stamp(file->path, stamp) && memcmp(stamp, file->stamp, sizeof stamp);
 }
 
 /* Plain calls of it need nobody's judgement just now, and overtake none that do. */
@@ -95,7 +88,7 @@ int may_pass(board *b, const tb_tool *tool) {
     if (!pool || !pool->open || tool->waits || tool->guarded || !tb_shares(tool)) return 0;
     if (pool->yields == b->seen.turn || b->seen.draining) return 0;
     if (pool->file.path && pool->looked != b->seen.round) { /* once a read */
-        if (tb_file_changed(&pool->file, b->seen.now)) return 0;
+        if (changed(&pool->file)) return 0;
         pool->looked = b->seen.round;
     }
     return 1;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import time
 
@@ -86,3 +88,31 @@ def test_long_lines_beyond_the_bound_cost_one_caller_its_line_not_all(start, whe
         for wire in wires:
             wire.send(b'"}\n')
             assert wire in refused or wire.reply()["ok"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_plugin_is_replaced_with_the_next_call_whatever_in_its_path_is_switched(start, tmp_path, folder):
+    """A link, as releases are, or the folder that it is in: the file itself stays what and where it is."""
+    body = 'say(output_json=json.load(open(sys.argv[2]))["tools"][0]["name"])'
+    place, draft = tmp_path / "current", tmp_path / "draft"
+
+    def switch(version):
+        release = tmp_path / version
+        release.mkdir()
+        (release / "plugin").write_text(json.dumps({"ok": True, "tools": [{"aid": A, "name": version}]}))
+        if not folder:
+            draft.symlink_to(release)
+            os.replace(draft, place)
+            return
+        if place.exists():
+            place.rename(tmp_path / f"before-{version}")
+        release.rename(place)
+
+    switch("v0")
+    broker = start(config=toolhost("h", str(place / "plugin"), binary=scripted(tmp_path, body), min=1, max=2))
+    with broker.wire() as wire:
+        for version in range(1, 6):
+            for _ in range(8):
+                wire.ask(call("1"))
+            switch(f"v{version}")
+            assert wire.ask(call("1"))["output_json"] == f"v{version}"
