@@ -123,11 +123,13 @@ static int fills_the_queue(const board *b, const caller *c) {
     return c->seen.unanswered_bytes * b->seen.callers >= most;
 }
 
+/* While draining, all that comes is refused at once: only what it does not read stands against that. */
 static int choked(const board *b, const caller *c) {
     const tb_limits *limits = &b->seen.limits;
-    return c->seen.unanswered >= limits->connection_calls ||
-           c->seen.unanswered_bytes >= (double)limits->connection_bytes ||
-           (int64_t)(c->seen.outbox + c->seen.held) > limits->outbox_bytes || fills_the_queue(b, c);
+    if ((int64_t)(c->seen.outbox + c->seen.held) > limits->outbox_bytes) return 1;
+    return !b->seen.draining &&
+           (c->seen.unanswered >= limits->connection_calls ||
+            c->seen.unanswered_bytes >= (double)limits->connection_bytes || fills_the_queue(b, c));
 }
 
 static int64_t *item_row(board *b, const caller *c, const int32_t *item, int what, int64_t at) {
@@ -238,7 +240,7 @@ static void take_lines(board *b, caller *c) {
             else one(b, c, item, &v);
         }
         c->more = v.more;
-        if (choked(b, c) && !b->seen.draining) {
+        if (choked(b, c)) {
             watch(b, c, 0, c->out.watching);
             make_dirty(b, &c->peer); /* what choked it may be over before anything else happens */
             return;
@@ -295,7 +297,7 @@ void tb_caller_rest(tb_board *tb, tb_caller *tc) {
     b->seen.now = clock_now();
     make_dirty(b, &c->peer); /* also where nothing is here: it may leave */
     take_lines(b, c);
-    for (int i = 0; i < READS_AT_THE_END && !c->seen.ending && !c->closed; i++) {
+    for (int i = 0; i < READS_AT_THE_END && !c->seen.ending && !choked(b, c); i++) {
         const ssize_t got = tb_framer_read(c->framer, c->seen.fd);
         if (got == 0) tb_caller_end(tb, tc);
         if (got <= 0) return;
@@ -389,7 +391,7 @@ static void turn(board *b, caller *c) {
         c->told |= answered;
     } else if (b->seen.draining && answered) {
         add_row(b, TB_ROW_IDLE, c->seen.name);
-    } else if (choked(b, c) && !b->seen.draining) {
+    } else if (choked(b, c)) {
         watch(b, c, 0, c->out.watching);
     } else if (!c->seen.reading) {
         if (!c->more) {

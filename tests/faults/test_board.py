@@ -8,6 +8,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.support.config import toolhost
@@ -29,6 +30,10 @@ def make_known(broker):
     with broker.wire() as wire:
         for _ in range(FAST):
             wire.ask(call("1"))
+
+
+def rss(broker):
+    return psutil.Process(broker.process.pid).memory_info().rss
 
 
 def test_a_call_that_is_run_again_is_not_run_again_for_ever(start, tmp_path):
@@ -116,3 +121,20 @@ def test_a_plugin_is_replaced_with_the_next_call_whatever_in_its_path_is_switche
                 wire.ask(call("1"))
             switch(f"v{version}")
             assert wire.ask(call("1"))["output_json"] == f"v{version}"
+
+
+def test_a_caller_that_floods_and_does_not_read_fills_no_memory_while_the_broker_drains(start, where):
+    """Each refusal is longer than its line, and a long call keeps the broker alive."""
+    broker = start("--plugin", where["demo_plugin"], config="[server]\ndrain_seconds = 5\n")
+    with broker.wire() as wire, broker.wire(0.5) as flood:
+        for one in (wire, flood):
+            one.send({"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":2500}'})
+        time.sleep(0.3)
+        before = rss(broker)
+        broker.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 1.5
+        with contextlib.suppress(TimeoutError):
+            while time.monotonic() < end:
+                flood.send(b'{"aid":"AID.DEMO.ECHO.v1"}\n' * 2000)
+        assert rss(broker) < before + 50_000_000
+        assert wire.reply()["ok"]
