@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 64 };
+enum { EVENTS = 64, ROWS_KEEP = 4096 };
 
 double clock_now(void) {
     struct timespec t;
@@ -125,6 +125,16 @@ static caller *caller_of(peer *p) { return (caller *)(void *)((char *)p - offset
 static host *host_of(peer *p) { return (host *)(void *)((char *)p - offsetof(host, peer)); }
 static host *host_of_input(peer *p) { return (host *)(void *)((char *)p - offsetof(host, input)); }
 
+/* Empties them, and gives back what one crowded turn had made them grow to. */
+static void forget(rows *r) {
+    r->count = 0;
+    buffer_clear(&r->data, BATCH_KEEP);
+    if (r->capacity <= ROWS_KEEP) return;
+    free(r->rows);
+    r->rows = NULL;
+    r->capacity = 0;
+}
+
 int tb_board_fetch(tb_board *tb, tb_rows *view) {
     board *b = of_board(tb);
     while (b->dirty) {
@@ -138,8 +148,7 @@ int tb_board_fetch(tb_board *tb, tb_rows *view) {
     *view = (tb_rows){full->rows, full->count, b->resuming != NULL, full->data.data};
     b->filling ^= 1;
     b->seen.turn++;
-    b->rows[b->filling].count = 0;
-    buffer_clear(&b->rows[b->filling].data, BATCH_KEEP);
+    forget(&b->rows[b->filling]);
     const int failed = b->failed;
     b->failed = 0;
     return failed ? -ENOMEM : 0;

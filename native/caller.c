@@ -5,7 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { LINES_A_SCAN = 4096, LONG_READ = 65536, READS_AT_THE_END = 64, OUTBOX_KEEP = 256 * 1024 };
+enum { LINES_A_SCAN = 512, ROWS_A_TURN = 128, LONG_READ = 65536, READS_AT_THE_END = 64, OUTBOX_KEEP = 256 * 1024 };
 
 /* ---- coming and going -------------------------------------------------------------------------------------------- */
 
@@ -224,8 +224,10 @@ static void plain(board *b, caller *c, const int32_t *item, const tb_view *v) {
     if (tool) tool->waits = 1; /* until the owner has seen to it */
 }
 
+/* As many as pass, or until there are enough rows of one caller for one turn: others have something to say, too. */
 static void take_lines(board *b, caller *c) {
     tb_view v;
+    const int32_t *so_far = &b->rows[b->filling].count, before = *so_far;
     b->seen.round++;
     while (!c->seen.ending && !c->closed) {
         if (tb_scan(c->framer, c->tools, b->scanned, LINES_A_SCAN, b->seen.limits.depth, &v)) {
@@ -240,7 +242,7 @@ static void take_lines(board *b, caller *c) {
             else one(b, c, item, &v);
         }
         c->more = v.more;
-        if (choked(b, c)) {
+        if (choked(b, c) || (v.more && *so_far - before > ROWS_A_TURN)) {
             watch(b, c, 0, c->out.watching);
             make_dirty(b, &c->peer); /* what choked it may be over before anything else happens */
             return;
@@ -296,13 +298,15 @@ void tb_caller_rest(tb_board *tb, tb_caller *tc) {
     caller *c = of_caller(tc);
     b->seen.now = clock_now();
     make_dirty(b, &c->peer); /* also where nothing is here: it may leave */
-    take_lines(b, c);
-    for (int i = 0; i < READS_AT_THE_END && !c->seen.ending && !choked(b, c); i++) {
+    for (int i = 0; i < READS_AT_THE_END; i++) {
+        do take_lines(b, c);
+        while (c->more && !choked(b, c));
+        if (c->seen.ending || choked(b, c)) return;
         const ssize_t got = tb_framer_read(c->framer, c->seen.fd);
         if (got == 0) tb_caller_end(tb, tc);
         if (got <= 0) return;
-        take_lines(b, c);
     }
+    take_lines(b, c);
 }
 
 /* ---- replies out ------------------------------------------------------------------------------------------------- */

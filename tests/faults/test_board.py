@@ -138,3 +138,17 @@ def test_a_caller_that_floods_and_does_not_read_fills_no_memory_while_the_broker
                 flood.send(b'{"aid":"AID.DEMO.ECHO.v1"}\n' * 2000)
         assert rss(broker) < before + 50_000_000
         assert wire.reply()["ok"]
+
+
+def test_bad_lines_of_many_callers_at_once_are_not_all_kept_at_once(demo):
+    """Each line is a row for us, a hundred times as long: there is a bound to the rows of one turn, and they go again."""
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(demo.wire()) for _ in range(64)]
+        before = rss(demo)
+        demo.process.send_signal(signal.SIGSTOP)
+        for wire in wires:
+            wire.send(b"x\n" * 4096)
+        demo.process.send_signal(signal.SIGCONT)
+        for wire in wires:
+            assert all(not reply["ok"] for reply in wire.replies(4096))
+        assert rss(demo) < before + 60_000_000
