@@ -17,9 +17,9 @@ struct tb_batch {
 };
 
 /* tb_take, again and again: what is taken stands in `out` behind what was taken before, until `max_lines` are there.
- * A failure that quotes `next_fence`, the one in front of the run behind, has come too early: TB_REPLY_SWALLOWED. */
+ * A failure that quotes `any_fence`, how all their names begin, is no call's answer: TB_REPLY_SWALLOWED. */
 int take_more(tb_framer *f, buffer *out, int32_t max_lines, const char *fence, size_t fence_len,
-              const char *next_fence, size_t next_fence_len, const char *ids, size_t ids_len, int32_t max_depth,
+              const char *any_fence, size_t any_fence_len, const char *ids, size_t ids_len, int32_t max_depth,
               tb_taken *taken);
 
 #endif

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 64 };
+enum { EVENTS = 64, ROWS_KEEP = 4096 };
 
 double clock_now(void) {
     struct timespec t;
@@ -39,7 +39,10 @@ tb_board *tb_board_new(const tb_limits *limits) {
         tb_board_free(&b->seen);
         return NULL;
     }
-    for (size_t i = 0; i < sizeof random; i++) snprintf(b->secret + 2 * i, 3, "%02x", random[i]);
+    b->fence_len = (size_t)snprintf(b->fence, sizeof b->fence, "_fence.");
+    for (size_t i = 0; i < sizeof random; i++)
+        b->fence_len += (size_t)snprintf(b->fence + b->fence_len, 3, "%02x", random[i]);
+    b->fence[b->fence_len++] = '.';
     return &b->seen;
 }
 
@@ -101,17 +104,22 @@ int64_t *add_row(board *b, int what, int64_t who) {
     return row;
 }
 
+void drop_row(board *b) { b->rows[b->filling].count--; }
+
 int64_t row_data(board *b, const char *data, size_t len) {
     buffer *to = &b->rows[b->filling].data;
     const int64_t at = (int64_t)to->len;
-    if (buffer_reserve(to, len)) b->failed = 1;
-    else if (len) buffer_put(to, data, len);
+    if (buffer_reserve(to, len)) {
+        b->failed = 1;
+        return -1;
+    }
+    if (len) buffer_put(to, data, len);
     return at;
 }
 
-void row_align(board *b, size_t to) {
+int row_align(board *b, size_t to) {
     static const char nothing[16];
-    row_data(b, nothing, (to - b->rows[b->filling].data.len % to) % to);
+    return row_data(b, nothing, (to - b->rows[b->filling].data.len % to) % to) < 0 ? -1 : 0;
 }
 
 void make_dirty(board *b, peer *p) {
@@ -124,6 +132,16 @@ void make_dirty(board *b, peer *p) {
 static caller *caller_of(peer *p) { return (caller *)(void *)((char *)p - offsetof(caller, peer)); }
 static host *host_of(peer *p) { return (host *)(void *)((char *)p - offsetof(host, peer)); }
 static host *host_of_input(peer *p) { return (host *)(void *)((char *)p - offsetof(host, input)); }
+
+/* Empties them, and gives back what one crowded turn had made them grow to. */
+static void forget(rows *r) {
+    r->count = 0;
+    buffer_clear(&r->data, BATCH_KEEP);
+    if (r->capacity <= ROWS_KEEP) return;
+    free(r->rows);
+    r->rows = NULL;
+    r->capacity = 0;
+}
 
 int tb_board_fetch(tb_board *tb, tb_rows *view) {
     board *b = of_board(tb);
@@ -138,8 +156,7 @@ int tb_board_fetch(tb_board *tb, tb_rows *view) {
     *view = (tb_rows){full->rows, full->count, b->resuming != NULL, full->data.data};
     b->filling ^= 1;
     b->seen.turn++;
-    b->rows[b->filling].count = 0;
-    buffer_clear(&b->rows[b->filling].data, BATCH_KEEP);
+    forget(&b->rows[b->filling]);
     const int failed = b->failed;
     b->failed = 0;
     return failed ? -ENOMEM : 0;

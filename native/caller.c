@@ -3,9 +3,9 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sys/socket.h>
 
-enum { LONGEST_KEY = 128, MOST_KEY = 1024 }; /* of the caller's own words; with its name and the tool's */
-enum { LINES_A_SCAN = 4096, LONG_READ = 65536, READS_AT_THE_END = 64, OUTBOX_KEEP = 256 * 1024 };
+enum { LINES_A_SCAN = 512, ROWS_A_TURN = 128, LONG_READ = 65536, READS_AT_THE_END = 64, OUTBOX_KEEP = 256 * 1024 };
 
 /* ---- coming and going -------------------------------------------------------------------------------------------- */
 
@@ -81,11 +81,18 @@ static void watch(board *b, caller *c, int reading, int writing) {
     }
 }
 
+/* Where not even that can be said, its owner finds out for himself that it has vanished. */
 static void gone(board *b, caller *c) {
-    if (!c->told) add_row(b, TB_ROW_GONE, c->seen.name);
+    if (!c->told && !add_row(b, TB_ROW_GONE, c->seen.name)) shutdown(c->seen.fd, SHUT_RDWR);
     c->told = 1;
     c->seen.ending = 1;
     watch(b, c, 0, 0);
+}
+
+/* Without memory for a line, or for its answer: better the end than an answer that never comes, or is the next one's. */
+void caller_lose(board *b, caller *c) {
+    b->failed = 1;
+    gone(b, c);
 }
 
 void tb_caller_end(tb_board *tb, tb_caller *tc) {
@@ -116,14 +123,16 @@ static int fills_the_queue(const board *b, const caller *c) {
     return c->seen.unanswered_bytes * b->seen.callers >= most;
 }
 
+/* While draining, all that comes is refused at once: only what it does not read stands against that. */
 static int choked(const board *b, const caller *c) {
     const tb_limits *limits = &b->seen.limits;
-    return c->seen.unanswered >= limits->connection_calls ||
-           c->seen.unanswered_bytes >= (double)limits->connection_bytes ||
-           (int64_t)(c->seen.outbox + c->seen.held) > limits->outbox_bytes || fills_the_queue(b, c);
+    if ((int64_t)(c->seen.outbox + c->seen.held) > limits->outbox_bytes) return 1;
+    return !b->seen.draining &&
+           (c->seen.unanswered >= limits->connection_calls ||
+            c->seen.unanswered_bytes >= (double)limits->connection_bytes || fills_the_queue(b, c));
 }
 
-static int64_t *item_row(board *b, const caller *c, const int32_t *item, int what, int64_t at) {
+int64_t *caller_row(board *b, const caller *c, const int32_t *item, int what, int64_t at) {
     const tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
     if (tool && tool->pool && !tb_shares(tool)) tool->pool->yields = b->seen.turn;
     int64_t *row = add_row(b, what, c->seen.name);
@@ -136,11 +145,24 @@ static int64_t *item_row(board *b, const caller *c, const int32_t *item, int wha
     return row;
 }
 
-static void put_lines(board *b, int64_t *row, const char *lines, size_t len, const char *ids, size_t ids_len) {
+int caller_row_lines(board *b, int64_t *row, const char *lines, size_t len, const char *ids, size_t ids_len) {
     row[TB_R_DATA] = row_data(b, lines, len);
     row[TB_R_DATA_LEN] = (int64_t)len;
     row[TB_R_IDS] = row_data(b, ids, ids_len);
     row[TB_R_IDS_LEN] = (int64_t)ids_len;
+    return row[TB_R_DATA] < 0 || row[TB_R_IDS] < 0;
+}
+
+static int put_members(board *b, int64_t *row, const int32_t *item, const tb_view *v) {
+    for (int i = 0; i < TB_MEMBERS; i++) {
+        const int32_t from = item[TB_I_SPANS + 2 * i], size = item[TB_I_SPANS + 2 * i + 1];
+        row[TB_R_SPANS + 2 * i] = -1;
+        if (from < 0 || i == TB_ID || i == TB_INPUT_JSON || i == TB_INPUTS) continue; /* in the lines, or the ids */
+        row[TB_R_SPANS + 2 * i] = row_data(b, v->lines + from, (size_t)size);
+        row[TB_R_SPANS + 2 * i + 1] = size;
+        if (row[TB_R_SPANS + 2 * i] < 0) return -1;
+    }
+    return 0;
 }
 
 /* A line that the policy has to look at, or to refuse, with its members as they stand in it. */
@@ -148,21 +170,17 @@ static void one(board *b, caller *c, const int32_t *item, const tb_view *v) {
     const size_t len = (size_t)item[TB_I_OUT_LEN], ids_len = (size_t)item[TB_I_IDS_LEN];
     const int bad = item[TB_I_KIND] == TB_BAD;
     const int64_t at = tb_caller_expect(&c->seen, 1, bad ? 0 : len + ids_len, !ids_len);
-    int64_t *row = item_row(b, c, item, bad ? TB_ROW_BAD : TB_ROW_CALL, at);
-    if (!row) return;
-    put_lines(b, row, v->out + item[TB_I_OUT], len, v->ids + item[TB_I_IDS], ids_len);
+    int64_t *row = caller_row(b, c, item, bad ? TB_ROW_BAD : TB_ROW_CALL, at);
     tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
     if (tool && item[TB_I_SPANS + 2 * TB_IDEMPOTENCY_KEY] >= 0) tool->asked = b->seen.turn;
-    for (int i = 0; i < TB_MEMBERS; i++) {
-        const int32_t from = item[TB_I_SPANS + 2 * i], size = item[TB_I_SPANS + 2 * i + 1];
-        row[TB_R_SPANS + 2 * i] = -1;
-        if (from < 0 || i == TB_ID || i == TB_INPUT_JSON || i == TB_INPUTS) continue; /* in the lines, or the ids */
-        row[TB_R_SPANS + 2 * i] = row_data(b, v->lines + from, (size_t)size);
-        row[TB_R_SPANS + 2 * i + 1] = size;
-    }
+    if (row && !caller_row_lines(b, row, v->out + item[TB_I_OUT], len, v->ids + item[TB_I_IDS], ids_len) &&
+        !put_members(b, row, item, v))
+        return;
+    if (row) drop_row(b);
+    caller_lose(b, c);
 }
 
-static double timeout_of(const board *b, const tb_tool *tool) {
+double timeout_of(const board *b, const tb_tool *tool) {
     return tool->timeout < b->seen.limits.max_timeout ? tool->timeout : b->seen.limits.max_timeout;
 }
 
@@ -202,176 +220,36 @@ static void plain(board *b, caller *c, const int32_t *item, const tb_view *v) {
         }
         if (!left) return;
     }
-    int64_t *row = item_row(b, c, item, TB_ROW_PLAIN, at);
-    if (!row) return;
-    row[TB_R_COUNT] = left;
-    put_lines(b, row, r.lines, bytes, r.ids, ids_left);
-    if (tool) tool->waits = 1; /* until the owner has seen to it */
-}
-
-/* ---- calls with keys --------------------------------------------------------------------------------------------- */
-
-/* One call of a keyed run, and what is left of the run behind it. */
-typedef struct {
-    const char *line, *id, *key;
-    size_t line_len, id_len, key_len; /* the key's without its line end */
-    const char *lines_end, *ids_end, *keys_end;
-    int64_t at;
-} keyed_call;
-
-static void measure(keyed_call *k) {
-    k->line_len = line_size(k->line, k->lines_end);
-    k->id_len = k->id ? line_size(k->id, k->ids_end) : 0;
-    k->key_len = line_size(k->key, k->keys_end) - 1;
-}
-
-static void step(keyed_call *k) {
-    k->line += k->line_len;
-    k->key += k->key_len + 1;
-    if (k->id) k->id += k->id_len;
-    else k->at++;
-}
-
-/* The owner sees to it as to any call with a key. */
-static void ask_owner(board *b, caller *c, const int32_t *item, const keyed_call *k) {
-    int64_t *row = item_row(b, c, item, TB_ROW_CALL, k->at);
-    if (!row) return;
-    row[TB_R_COUNT] = 1;
-    put_lines(b, row, k->line, k->line_len, k->id, k->id_len);
-    for (int i = 0; i < TB_MEMBERS; i++) row[TB_R_SPANS + 2 * i] = -1;
-    const int64_t from = row_data(b, "\"", 1); /* as it stood in the line */
-    row_data(b, k->key, k->key_len);
-    row_data(b, "\"", 1);
-    row[TB_R_SPANS + 2 * TB_IDEMPOTENCY_KEY] = from;
-    row[TB_R_SPANS + 2 * TB_IDEMPOTENCY_KEY + 1] = (int64_t)k->key_len + 2;
-}
-
-static tb_entry *look_up(board *b, const caller *c, const tb_tool *tool, const keyed_call *k, int begin) {
-    char key[MOST_KEY];
-    const size_t len = tb_key_size(c->seen.who_len, tool->name_len, k->key_len);
-    tb_key(key, c->seen.who, c->seen.who_len, tool->name, tool->name_len, k->key, k->key_len, 0);
-    return begin ? tb_cache_begin(b->cache, key, len) : tb_cache_find(b->cache, key, len, b->seen.now);
-}
-
-static void repeat(board *b, caller *c, const keyed_call *k, const tb_entry *e) {
-    buffer *out = &b->scratch;
-    buffer_clear(out, BATCH_KEEP);
-    if (buffer_reserve(out, e->hit_len + k->id_len + 16)) {
-        b->failed = 1;
+    int64_t *row = caller_row(b, c, item, TB_ROW_PLAIN, at);
+    if (!row || caller_row_lines(b, row, r.lines, bytes, r.ids, ids_left)) {
+        if (row) drop_row(b);
+        caller_lose(b, c);
         return;
     }
-    buffer_char(out, '{');
-    if (k->id) {
-        buffer_put(out, "\"id\":", 5);
-        buffer_put(out, k->id, k->id_len - 1);
-        buffer_char(out, ',');
-    }
-    buffer_put(out, e->hit, e->hit_len);
-    caller_settle(b, c, k->at, out->data, out->len, 1);
-}
-
-static int is_full(const board *b, const caller *c) {
-    return (int64_t)(c->seen.outbox + c->seen.held) > b->seen.limits.outbox_bytes;
-}
-
-/* Calls with new keys that stand in a row, on their way to one toolhost, or to the owner. */
-typedef struct {
-    tb_run run;
-    host *host;
-    int32_t room;
-} convoy;
-
-static void hand_over(board *b, caller *c, const int32_t *item, const convoy *v) {
-    int64_t *row = item_row(b, c, item, TB_ROW_KEYED, v->run.at);
-    if (!row) return;
-    row[TB_R_COUNT] = v->run.count;
-    put_lines(b, row, v->run.lines, v->run.len, v->run.ids, v->run.ids_len);
-    row_align(b, sizeof(tb_entry *));
-    row[TB_R_VALUE] = row_data(b, (const char *)v->run.entries, (size_t)v->run.count * sizeof(tb_entry *));
-    tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
+    row[TB_R_COUNT] = left;
     if (tool) tool->waits = 1; /* until the owner has seen to it */
 }
 
-static void depart(board *b, caller *c, const int32_t *item, convoy *v) {
-    if (!v->run.count) return;
-    if (!v->host || host_send(b, v->host, &v->run)) hand_over(b, c, item, v);
-    v->run.count = 0;
-}
-
-/* The next convoy goes to where there is room, or to the owner. */
-static int gather(board *b, caller *c, const tb_tool *tool, const keyed_call *k, convoy *v, int32_t left) {
-    tb_host *h = may_pass(b, tool) ? tb_pool_pick(tool->pool, c->seen.name) : NULL;
-    v->room = h ? tb_room(h, tool) : 0;
-    v->host = v->room ? of_host(h) : NULL;
-    if (!v->room || v->room > left) v->room = left;
-    buffer_clear(&b->entries, BATCH_KEEP);
-    if (buffer_reserve(&b->entries, (size_t)v->room * sizeof(tb_entry *))) return -1;
-    v->run = (tb_run){.who = c->seen.name, .caller = &c->seen, .tool = tool->index, .at = k->at, .lines = k->line,
-                      .ids = k->id, .timeout = timeout_of(b, tool), .entries = (tb_entry **)(void *)b->entries.data};
-    return 0;
-}
-
-/* A new key: 0, or -1 without memory. */
-static int join(board *b, caller *c, const int32_t *item, const tb_tool *tool, const keyed_call *k, convoy *v,
-                int32_t left) {
-    if (v->run.count && v->run.count == v->room) depart(b, c, item, v);
-    if (!v->run.count && gather(b, c, tool, k, v, left)) return -1;
-    tb_entry *e = look_up(b, c, tool, k, 1);
-    if (!e) return -1;
-    v->run.entries[v->run.count++] = e;
-    v->run.len += k->line_len;
-    v->run.ids_len += k->id_len;
-    return 0;
-}
-
-/* A run of calls with keys: answers that are there are repeated, new keys go on; where a key's call is under way, the
- * owner sees to it. */
-static void keyed(board *b, caller *c, const int32_t *item, const tb_view *v) {
-    const tb_tool *tool = tool_of(b, item[TB_I_TOOL]);
-    const size_t len = (size_t)item[TB_I_OUT_LEN], ids_len = (size_t)item[TB_I_IDS_LEN];
-    keyed_call k = {.line = v->out + item[TB_I_OUT], .id = ids_len ? v->ids + item[TB_I_IDS] : NULL,
-                    .key = v->keys + item[TB_I_KEYS]};
-    k.lines_end = k.line + len;
-    k.ids_end = k.id ? k.id + ids_len : NULL;
-    k.keys_end = k.key + item[TB_I_KEYS_LEN];
-    convoy going = {.room = 0};
-    k.at = tb_caller_expect(&c->seen, item[TB_I_COUNT], len + ids_len, !k.id);
-    const int knows = b->cache && tool && tool->asked != b->seen.turn && !b->seen.draining &&
-                      tb_key_size(c->seen.who_len, tool->name_len, LONGEST_KEY) <= MOST_KEY;
-    for (int32_t i = 0; i < item[TB_I_COUNT]; i++, step(&k)) {
-        measure(&k);
-        tb_entry *e = knows ? look_up(b, c, tool, &k, 0) : NULL;
-        if (e && e->until > 0 && !is_full(b, c)) {
-            depart(b, c, item, &going);
-            repeat(b, c, &k, e);
-            b->seen.hits++;
-        } else if (e || !knows || join(b, c, item, tool, &k, &going, item[TB_I_COUNT] - i)) {
-            depart(b, c, item, &going);
-            ask_owner(b, c, item, &k);
-        }
-        tb_entry_release(e);
-    }
-    depart(b, c, item, &going);
-}
-
+/* As many as pass, or until there are enough rows of one caller for one turn: others have something to say, too. */
 static void take_lines(board *b, caller *c) {
     tb_view v;
+    const int32_t *so_far = &b->rows[b->filling].count, before = *so_far;
     b->seen.round++;
     while (!c->seen.ending && !c->closed) {
         if (tb_scan(c->framer, c->tools, b->scanned, LINES_A_SCAN, b->seen.limits.depth, &v)) {
-            b->failed = 1;
+            caller_lose(b, c);
             return;
         }
         if (v.count) c->seen.since = b->seen.now;
-        for (int32_t i = 0; i < v.count; i++) {
+        for (int32_t i = 0; i < v.count && !c->told; i++) {
             const int32_t *item = v.items + (size_t)i * TB_ITEM;
             if (item[TB_I_KIND] == TB_PLAIN) plain(b, c, item, &v);
-            else if (item[TB_I_KIND] == TB_KEYED) keyed(b, c, item, &v);
+            else if (item[TB_I_KIND] == TB_KEYED) caller_keyed(b, c, item, &v);
             else if (item[TB_I_KIND] == TB_CLOSE) tb_caller_end(&b->seen, &c->seen);
             else one(b, c, item, &v);
         }
         c->more = v.more;
-        if (choked(b, c) && !b->seen.draining) {
+        if (choked(b, c) || (v.more && *so_far - before > ROWS_A_TURN)) {
             watch(b, c, 0, c->out.watching);
             make_dirty(b, &c->peer); /* what choked it may be over before anything else happens */
             return;
@@ -426,13 +304,16 @@ void tb_caller_rest(tb_board *tb, tb_caller *tc) {
     board *b = of_board(tb);
     caller *c = of_caller(tc);
     b->seen.now = clock_now();
-    take_lines(b, c);
-    for (int i = 0; i < READS_AT_THE_END && !c->seen.ending && !c->closed; i++) {
+    make_dirty(b, &c->peer); /* also where nothing is here: it may leave */
+    for (int i = 0; i < READS_AT_THE_END; i++) {
+        do take_lines(b, c);
+        while (c->more && !choked(b, c));
+        if (c->seen.ending || choked(b, c)) return;
         const ssize_t got = tb_framer_read(c->framer, c->seen.fd);
         if (got == 0) tb_caller_end(tb, tc);
         if (got <= 0) return;
-        take_lines(b, c);
     }
+    take_lines(b, c);
 }
 
 /* ---- replies out ------------------------------------------------------------------------------------------------- */
@@ -442,7 +323,7 @@ static void hold(board *b, caller *c, int64_t at, const char *data, size_t len, 
         const int32_t want = c->held_capacity ? 2 * c->held_capacity : 16;
         held_reply *grown = realloc(c->held, (size_t)want * sizeof *grown);
         if (!grown) {
-            b->failed = 1;
+            caller_lose(b, c);
             return;
         }
         c->held = grown;
@@ -450,7 +331,7 @@ static void hold(board *b, caller *c, int64_t at, const char *data, size_t len, 
     }
     char *copy = malloc(len ? len : 1);
     if (!copy) {
-        b->failed = 1;
+        caller_lose(b, c);
         return;
     }
     memcpy(copy, data, len);
@@ -474,7 +355,7 @@ static held_reply lowest(caller *c) {
 }
 
 static void write_down(board *b, caller *c, const char *data, size_t len) {
-    if (buffer_reserve(&c->out.bytes, len)) b->failed = 1;
+    if (buffer_reserve(&c->out.bytes, len)) caller_lose(b, c);
     else buffer_put(&c->out.bytes, data, len);
 }
 
@@ -521,7 +402,7 @@ static void turn(board *b, caller *c) {
         c->told |= answered;
     } else if (b->seen.draining && answered) {
         add_row(b, TB_ROW_IDLE, c->seen.name);
-    } else if (choked(b, c) && !b->seen.draining) {
+    } else if (choked(b, c)) {
         watch(b, c, 0, c->out.watching);
     } else if (!c->seen.reading) {
         if (!c->more) {

@@ -145,8 +145,8 @@ int host_send(board *b, host *h, const tb_run *given) {
     if (given->tool >= 0) {
         if (h->seen.last != given->who) { /* what it may still have to say to that one must not be this one's answer */
             if (h->seen.last && h->seen.quotes) {
-                r->fence_len = (size_t)snprintf(r->fence, FENCE_NAME, "_fence.%s.%llu", b->secret,
-                                                (unsigned long long)++b->fences);
+                r->fence_len =
+                    (size_t)snprintf(r->fence, FENCE_NAME, "%s%llu", b->fence, (unsigned long long)++b->fences);
                 r->suspect = h->seen.last_tool;
                 buffer_put(&h->out.bytes, "{\"aid\":\"", 8);
                 buffer_put(&h->out.bytes, r->fence, r->fence_len);
@@ -232,18 +232,21 @@ static void blame(board *b, host *h, int what, int32_t tool, const tb_taken *t) 
     row[TB_R_VALUE] = h->seen.strangers;
     if (what != TB_ROW_JUNK) return;
     row[TB_R_DATA] = row_data(b, t->junk, t->junk_len);
-    row[TB_R_DATA_LEN] = (int64_t)t->junk_len;
+    row[TB_R_DATA_LEN] = row[TB_R_DATA] < 0 ? 0 : (int64_t)t->junk_len;
 }
 
 /* The owner's own run is answered with one line. */
-static void tell_owner(board *b, host *h, const run *r, const tb_taken *t, const buffer *out) {
+static int tell_owner(board *b, host *h, const run *r, const tb_taken *t, const buffer *out) {
     int64_t *row = add_row(b, TB_ROW_REPLY, h->seen.name);
-    if (!row) return;
+    if (!row) return -1;
     row[TB_R_TOOL] = r->tool;
     row[TB_R_VALUE] = r->work;
     row[TB_R_ABOUT] = t->succeeded;
     row[TB_R_DATA] = row_data(b, out->data, out->len);
     row[TB_R_DATA_LEN] = (int64_t)out->len;
+    if (row[TB_R_DATA] >= 0) return 0;
+    drop_row(b);
+    return -1;
 }
 
 static void tally(board *b, host *h, const run *r, const tb_taken *t, size_t bytes) {
@@ -287,13 +290,14 @@ static void take_some(board *b, host *h, run *r, tb_taken *t) {
     buffer *out = direct ? &c->out.bytes : &b->scratch;
     if (!direct) buffer_clear(out, BATCH_KEEP);
     const size_t before = out->len;
-    const run *second = h->seen.runs > 1 ? nth(h, 1) : NULL;
-    const size_t next_len = second ? second->fence_len : 0;
     memset(t, 0, sizeof *t);
-    if (take_more(h->framer, out, r->count, r->fence, r->fence_len, next_len ? second->fence : NULL, next_len,
-                  r->has_ids ? h->ids.data + r->ids_from : NULL, r->ids_to - r->ids_from, b->seen.limits.depth, t))
+    if (take_more(h->framer, out, r->count, r->fence, r->fence_len, b->fence, b->fence_len,
+                  r->has_ids ? h->ids.data + r->ids_from : NULL, r->ids_to - r->ids_from, b->seen.limits.depth, t)) {
         b->failed = 1;
+        t->stopped = TB_REPLY_SWALLOWED; /* by us */
+    }
     if (t->fenced) r->fence_len = 0;
+    if (r->work && t->lines && !t->stopped && tell_owner(b, h, r, t, out)) t->stopped = TB_REPLY_SWALLOWED;
     if (t->stopped == TB_REPLY_SWALLOWED) { /* whose the lines before it are, nobody can tell */
         out->len = before;
         t->lines = 0;
@@ -301,8 +305,8 @@ static void take_some(board *b, host *h, run *r, tb_taken *t) {
     if (!t->lines) return;
     tally(b, h, r, t, out->len - before);
     if (r->entries) keep(b, h, r, out->data + before, out->data + out->len, t->lines);
-    if (r->work) tell_owner(b, h, r, t, out);
-    else if (direct) caller_settled(b, c, r->at, t->lines);
+    if (r->work) return;
+    if (direct) caller_settled(b, c, r->at, t->lines);
     else if (c) caller_settle(b, c, r->at, out->data, out->len, t->lines);
 }
 

@@ -103,7 +103,8 @@ typedef struct {
     host *hosts;
     tb_tool **tools;  /* by index */
     int32_t tool_count;
-    char secret[24];
+    char fence[32];   /* how the name of each of its fences begins: nobody else can know it */
+    size_t fence_len;
     uint64_t fences;
 } board;
 
@@ -113,8 +114,9 @@ static inline host *of_host(tb_host *h) { return (host *)(void *)h; }
 
 /* board.c */
 int64_t *add_row(board *b, int what, int64_t who); /* NULL without memory, which is remembered */
-int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands */
-void row_align(board *b, size_t to); /* what comes next stands at a multiple of this */
+void drop_row(board *b); /* the last one: not all of it could be said */
+int64_t row_data(board *b, const char *data, size_t len); /* copies it; where it stands, or -1 without memory */
+int row_align(board *b, size_t to); /* what comes next stands at a multiple of this; 0, or -1 without memory */
 void make_dirty(board *b, peer *p);
 double clock_now(void);
 int watch_fd(const board *b, int fd, uint32_t events, void *p);
@@ -135,6 +137,13 @@ void caller_settle(board *b, caller *c, int64_t at, const char *data, size_t len
 int caller_in_turn(const caller *c, int64_t at); /* a reply for this place may go straight into its outbox */
 void caller_settled(board *b, caller *c, int64_t at, int64_t lines); /* and has */
 void caller_release(caller *c);
+int64_t *caller_row(board *b, const caller *c, const int32_t *item, int what, int64_t at);
+int caller_row_lines(board *b, int64_t *row, const char *lines, size_t len, const char *ids, size_t ids_len);
+void caller_lose(board *b, caller *c); /* without memory for a line, or for its answer */
+double timeout_of(const board *b, const tb_tool *tool);
+
+/* keyed.c */
+void caller_keyed(board *b, caller *c, const int32_t *item, const tb_view *v);
 
 /* host.c */
 void host_readable(board *b, host *h);

@@ -35,11 +35,17 @@ int32_t tb_room(const tb_host *h, const tb_tool *tool) {
 /* It cannot be fenced, and has served somebody else: what it says next might be meant for that one. */
 static int foreign(const tb_host *h, int64_t who) { return !h->quotes && h->last && h->last != who; }
 
+/* Its owner has not yet heard that it waits, is silent or deaf: what it is given now would be run, and then moved. */
+static int unwell(tb_host *h) {
+    const host *inner = of_host(h);
+    return inner->waiting || !inner->reading || inner->out.fd < 0;
+}
+
 tb_host *tb_pool_pick(const tb_pool *p, int64_t who) {
     tb_host *best = NULL;
     for (int32_t i = 0; i < p->count; i++) {
         tb_host *h = p->hosts[i];
-        if (h->alone || h->reserved || (who && foreign(h, who))) continue;
+        if (h->alone || h->reserved || unwell(h) || (who && foreign(h, who))) continue;
         if (!h->inflight) return h;
         if (!best || h->inflight < best->inflight) best = h;
     }

@@ -166,7 +166,7 @@ static int quotes(const tb_line *line, const char *fence, size_t len) {
 }
 
 int take_more(tb_framer *f, buffer *out, int32_t max_lines, const char *fence, size_t fence_len,
-              const char *next_fence, size_t next_fence_len, const char *ids, size_t ids_len, int32_t max_depth,
+              const char *any_fence, size_t any_fence_len, const char *ids, size_t ids_len, int32_t max_depth,
               tb_taken *taken) {
     tb_line line = {NULL, 0};
     span whole = {NULL, NULL};
@@ -187,7 +187,7 @@ int take_more(tb_framer *f, buffer *out, int32_t max_lines, const char *fence, s
     while (taken->lines < max_lines) {
         taken->stopped = next_reply(f, max_depth, &x, &line, &v, &found);
         if (!found || taken->stopped) break;
-        if (next_fence_len && !v.succeeded && quotes(&line, next_fence, next_fence_len)) {
+        if (any_fence_len && !v.succeeded && quotes(&line, any_fence, any_fence_len)) {
             taken->stopped = TB_REPLY_SWALLOWED;
             break;
         }

@@ -123,7 +123,7 @@ size_t tb_skip_lines(const char *data, size_t len, size_t n);
 /* ---- replies: a toolhost's lines, checked, counted, and given their callers' ids ------------------------------- */
 
 /* A fence is a line in front of a run that no tool answers: its reply quotes the fence's name, and so proves that what
- * follows is the run's. TB_REPLY_STRANGER: a reply that is neither. TB_REPLY_SWALLOWED: the reply to the next run's
+ * follows is the run's. TB_REPLY_STRANGER: a reply that is neither. TB_REPLY_SWALLOWED: the reply to some other
  * fence, where this run's own replies are not all there. */
 enum { TB_REPLY_OK, TB_REPLY_JUNK, TB_REPLY_OVERSIZE, TB_REPLY_STRANGER, TB_REPLY_SWALLOWED };
 

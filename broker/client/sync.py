@@ -59,7 +59,15 @@ class _Connection:
         self._socket.setblocking(False)
         fd = self._socket.fileno()
         peer = ffi.new("tb_peer *")
-        peer[0] = {"in": fd, "out": fd, "err": -1, "death": -1, "cap": LONGEST_REPLY, "max_depth": DEPTH, "file": {"watch": -1}}
+        peer[0] = {
+            "in": fd,
+            "out": fd,
+            "err": -1,
+            "death": -1,
+            "cap": LONGEST_REPLY,
+            "max_depth": DEPTH,
+            "file": {"watch": -1},
+        }
         talk = lib.tb_talk_new(peer)
         if talk == ffi.NULL:
             raise MemoryError

@@ -78,10 +78,11 @@ class Host:
 
     def send(self, work: Work, lines: bytes | None = None) -> None:
         """Hands a call over, behind a fence if the one before was another caller's. A plain run is the board's from
-        now on; what somebody has lent something to, or wants to look at, comes back to us."""
+        now on; what somebody has lent something to, or wants to look at, comes back to us. So does what is run again:
+        the board does not count how often."""
         if work.ticket is not None:
             work.ticket.handed_over()
-        passes = (work.ticket is None or work.entries is not None) and not self.line.alone
+        passes = (work.ticket is None or work.entries is not None) and not (work.moves or self.line.alone)
         self._put(work, lines or work.lines, work.caller.number, work.caller.line if passes else None)
 
     def send_alone(self, work: Work) -> None:

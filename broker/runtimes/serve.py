@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from broker._native import ffi, lib
+from broker._native import ffi
 from broker.errors import ConfigError, Refusal
 from broker.model import Judge, Tool, ToolInfo, Work
 from broker.observe.log import Log
-from broker.pool import process
 from broker.pool.core import Core
 from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
@@ -38,7 +35,6 @@ class ServeRuntime:
         self._tools: list[Tool] = []
         self._looked = -1  # at the plugin's file, in which round
         self._path = ffi.new("char[]", os.fsencode(program.plugin.source)) if program.plugin else None
-        self._file: Any = None  # as the board watches it
         self._refreshing: asyncio.Task[None] | None = None
         self._drained = False
 
@@ -54,23 +50,15 @@ class ServeRuntime:
                 pool.use(spec)
         if self.program.settings.isolate == "none":  # else whose pool it is depends on the caller
             self.pools[""].attach(tools)
-            self._watch()
+            self._trust()
 
-    def _watch(self) -> None:
-        """The board need not ask while the plugin is what it was when it was read."""
-        if self.program.plugin is None:
-            return
-        self._unwatch()
-        self._file = ffi.addressof(self.pools[""].board[0], "file")
-        self._file.path = self._path
-        self._file.stamp = self.program.stamp()
-        self._file.watch = self.program.plugin.watch()
-        self._file.looked = 0.0  # what happened before the watch began is seen by the next look
-
-    def _unwatch(self) -> None:
-        if self._file is not None:
-            process.close(self._file.watch)
-            self._file = None
+    def _trust(self) -> None:
+        """The board need not ask while the plugin's file is what it was when it was read."""
+        if self._path is not None and "" in self.pools:
+            file = self.pools[""].board.file
+            file.path = self._path
+            file.stamp = self.program.stamp()
+            file.watch = -1  # what a watch does not see (a link, or a folder, that was switched) counts as well
 
     def _new_pool(self, principal: str) -> Pool:
         assert self._spec is not None
@@ -99,8 +87,6 @@ class ServeRuntime:
             self._refreshing = self._core.loop.create_task(self._refresh())
             for pool in self.pools.values():
                 pool.hold(True)
-        elif self._file is not None and lib.tb_file_changed(self._file, time.monotonic()):
-            self._watch()  # something has happened to it, but it is the same
 
     def refreshing(self) -> asyncio.Task[None] | None:
         """Whoever knows its tools only from before has to wait for this."""
@@ -134,6 +120,7 @@ class ServeRuntime:
             self.problem = str(error) if isinstance(error, ConfigError) else repr(error)
             self._log.error("new plugin refused, the old one goes on", plugin=self.source, reason=self.problem)
             self._refreshing = None
+            self._trust()
             for pool in self.pools.values():
                 pool.hold(False)
                 pool.pump()
@@ -156,7 +143,6 @@ class ServeRuntime:
         """For good: also a plugin that is being read will not be used."""
         self._drained = True
         self.program.give_up()
-        self._unwatch()
         for pool in self.pools.values():
             pool.drain(refusal)
 

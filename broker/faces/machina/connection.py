@@ -75,7 +75,7 @@ class Connection:
         elif what == ROOM:
             self._repeat_more()
             self.face.on_room()
-        elif what == LONG:
+        elif what == LONG and self._core.board.partial_bytes > self.face.limits.queue_bytes:  # still
             max(self.face.connections, key=Connection.partial)._drop_line()
         elif what == IDLE:  # one last look, so that nobody is left without a word
             lib.tb_caller_rest(self._core.board, self.line)
