@@ -7,7 +7,7 @@ import pytest
 from broker._native import ffi, lib
 from broker.model import Tool, ToolInfo, Work
 from broker.policy.breaker import Breaker, Settings
-from broker.policy.idempotency import Cache, key_of
+from broker.policy.idempotency import Cache, key_of, new_entry
 from broker.policy.leases import Leases
 
 LINES = 64
@@ -70,7 +70,9 @@ def test_a_keyed_call_through_the_cache(benchmark):
     def call():
         key = key_of("uid:0", "AID.X.v1", str(next(numbers)))
         if cache.find(key, 1.0) is None:
-            cache.finish(cache.begin(key), REPLY, 1.0)
+            entry = new_entry(key)
+            cache.begin(entry)
+            cache.finish(entry, REPLY, 1.0)
 
     benchmark(call)
 

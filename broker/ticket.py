@@ -15,7 +15,7 @@ from broker.errors import Refusal
 from broker.model import HUNG_UP, Caller, Sink, Tool, Work
 from broker.policy import sessions
 from broker.policy.breaker import Breaker
-from broker.policy.idempotency import Entry
+from broker.policy.idempotency import Entry, new_entry
 from broker.policy.leases import Lease
 from broker.policy.sessions import Session
 
@@ -58,7 +58,6 @@ class Ticket:
         "_sink",
         "_slots",
         "_state",
-        "_untold",
         "call",
         "caller",
         "done",
@@ -80,7 +79,6 @@ class Ticket:
         self._slots: sessions.Slots = {}
         self._probe: tuple[Breaker, int] | None = None
         self._outcome: bytes | Refusal | None = None  # what it is being settled with
-        self._untold: list[Follower] = []  # who has not been told of it yet
         self.done = False  # it is settled
         self.call = call
         self.caller = caller
@@ -106,7 +104,8 @@ class Ticket:
     def begin(self, now: float) -> Refusal | None:
         """All gates are passed: to the queue, or first to its session's."""
         if self.key is not None:
-            self.entry = self._dispatcher.cache.begin(self.key)
+            self.entry = new_entry(self.key)
+            self._dispatcher.cache.begin(self.entry)
         if self._state is None:
             self._submit(self.call.lines, now)
             return None
@@ -240,7 +239,7 @@ class Ticket:
                 self._note("lease_returned", self.lease)
             self._dispatcher.leases.give_back(self.lease)
         if self.entry is not None:
-            self._untold += self._dispatcher.cache.free(self.entry)
+            self._dispatcher.cache.free(self.entry)
             if refusal is not None:
                 self._tell(self.entry, refusal)
 
@@ -262,18 +261,18 @@ class Ticket:
         return False
 
     def _finish(self, entry: Entry, line: bytes, now: float) -> None:
-        if not entry.until:
-            self._untold += self._dispatcher.cache.finish(entry, line, now)
+        self._dispatcher.cache.finish(entry, line, now)
         self._tell(entry, None)
 
     def _tell(self, entry: Entry, refusal: Refusal | None) -> None:
         """Everybody who asked for the same gets the same."""
-        for follower in self._untold:
+        while entry.waiting:
+            follower = entry.waiting[0]
             if refusal is None:
                 follower.sink.repeat(follower.work, entry)
             else:
                 follower.sink.refuse(follower.work, refusal)
-        self._untold = []
+            entry.waiting.pop(0)
 
     def _leave(self, slots: sessions.Slots | None, now: float) -> None:
         """The session is free for the next call."""

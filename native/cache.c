@@ -12,7 +12,7 @@ enum { LEAST_BUCKETS = 64, OVERHEAD = 200 };
 typedef struct entry {
     tb_entry seen; /* first */
     atomic_int refs;
-    int gone;                             /* the cache has forgotten it */
+    int gone;                             /* it is not in the cache */
     uint64_t hash;
     struct entry *next;                   /* in its bucket */
     struct entry *newer, *older;          /* by use; only answered ones */
@@ -164,19 +164,26 @@ tb_entry *tb_cache_find(tb_cache *c, const char *key, size_t len, double now) {
     return &e->seen;
 }
 
-tb_entry *tb_cache_begin(tb_cache *c, const char *key, size_t len) {
+tb_entry *tb_entry_new(const char *key, size_t len) {
     entry *e = calloc(1, sizeof *e + len);
     if (!e) return NULL;
     memcpy(e->key, key, len);
     e->key_len = len;
     e->hash = hash_of(key, len);
-    e->seen.name = ++c->names;
-    atomic_init(&e->refs, 2); /* the table's, and whoever asked */
+    e->gone = 1;
+    atomic_init(&e->refs, 1);
+    return &e->seen;
+}
+
+void tb_cache_begin(tb_cache *c, tb_entry *te) {
+    entry *e = of_entry(te);
+    te->name = ++c->names;
+    tb_entry_hold(te);
+    e->gone = 0;
     if (++c->count > c->size) grow(c);
     entry **bucket = &c->buckets[e->hash & (c->size - 1)];
     e->next = *bucket;
     *bucket = e;
-    return &e->seen;
 }
 
 void tb_cache_drop(tb_cache *c, tb_entry *e) { forget(c, of_entry(e)); }

@@ -33,7 +33,8 @@ void tb_key(char *to, const char *who, size_t who_len, const char *tool, size_t 
 
 /* Each of these gives an entry that the caller holds until tb_entry_release; or NULL. */
 tb_entry *tb_cache_find(tb_cache *c, const char *key, size_t len, double now); /* alive */
-tb_entry *tb_cache_begin(tb_cache *c, const char *key, size_t len);            /* nobody has used the key; it is under way */
+tb_entry *tb_entry_new(const char *key, size_t len);                           /* not in the cache yet */
+void tb_cache_begin(tb_cache *c, tb_entry *e); /* it is under way. Nobody has used its key: tb_cache_find says so */
 /* It has its answer, a reply's line (whatever id it had). 0, or -ENOMEM: then the key is free. */
 int tb_cache_finish(tb_cache *c, tb_entry *e, const char *line, size_t len, double now);
 void tb_cache_drop(tb_cache *c, tb_entry *e); /* its call has not run: the key is free, as if it had not been used */

@@ -44,11 +44,23 @@ static void ask_owner(board *b, caller *c, const int32_t *item, const keyed_call
     row[TB_R_SPANS + 2 * TB_IDEMPOTENCY_KEY + 1] = (int64_t)k->key_len + 2;
 }
 
-static tb_entry *look_up(board *b, const caller *c, const tb_tool *tool, const keyed_call *k, int begin) {
-    char key[MOST_KEY];
-    const size_t len = tb_key_size(c->seen.who_len, tool->name_len, k->key_len);
+static size_t put_key(char key[MOST_KEY], const caller *c, const tb_tool *tool, const keyed_call *k) {
     tb_key(key, c->seen.who, c->seen.who_len, tool->name, tool->name_len, k->key, k->key_len, 0);
-    return begin ? tb_cache_begin(b->cache, key, len) : tb_cache_find(b->cache, key, len, b->seen.now);
+    return tb_key_size(c->seen.who_len, tool->name_len, k->key_len);
+}
+
+static tb_entry *find(const board *b, const caller *c, const tb_tool *tool, const keyed_call *k) {
+    char key[MOST_KEY];
+    const size_t len = put_key(key, c, tool, k);
+    return tb_cache_find(b->cache, key, len, b->seen.now);
+}
+
+static tb_entry *begin(const board *b, const caller *c, const tb_tool *tool, const keyed_call *k) {
+    char key[MOST_KEY];
+    const size_t len = put_key(key, c, tool, k);
+    tb_entry *e = tb_entry_new(key, len);
+    if (e) tb_cache_begin(b->cache, e);
+    return e;
 }
 
 static void repeat(board *b, caller *c, const keyed_call *k, const tb_entry *e) {
@@ -127,7 +139,7 @@ static int join(board *b, caller *c, const int32_t *item, const tb_tool *tool, c
                 int32_t left) {
     if (v->run.count && v->run.count == v->room) depart(b, c, item, v);
     if (!v->run.count && gather(b, c, tool, k, v, left)) return -1;
-    tb_entry *e = look_up(b, c, tool, k, 1);
+    tb_entry *e = begin(b, c, tool, k);
     if (!e) return -1;
     v->run.entries[v->run.count++] = e;
     v->run.len += k->line_len;
@@ -151,7 +163,7 @@ void caller_keyed(board *b, caller *c, const int32_t *item, const tb_view *v) {
                       tb_key_size(c->seen.who_len, tool->name_len, LONGEST_KEY) <= MOST_KEY;
     for (int32_t i = 0; i < item[TB_I_COUNT] && !c->told; i++, step(&k)) {
         measure(&k);
-        tb_entry *e = knows ? look_up(b, c, tool, &k, 0) : NULL;
+        tb_entry *e = knows ? find(b, c, tool, &k) : NULL;
         if (e && e->until > 0 && !is_full(b, c)) {
             depart(b, c, item, &going);
             repeat(b, c, &k, e);

@@ -49,6 +49,14 @@ class Entry:
         return b'{"id":' + ids[:-1] + b"," + answer if ids else b"{" + answer
 
 
+def new_entry(key: bytes) -> Entry:
+    """Not in a cache yet: whoever is interrupted before it is has nothing to give back."""
+    kept = lib.tb_entry_new(key, len(key))
+    if kept == ffi.NULL:
+        raise MemoryError
+    return Entry(kept)
+
+
 class Cache:
     """Bounded by entries and bytes: the expired go first, then the least recently used; never one under way."""
 
@@ -73,12 +81,11 @@ class Cache:
             return None
         return Entry(kept) if kept.until else self._watch(kept)
 
-    def begin(self, key: bytes) -> Entry:
-        """Nobody has used the key: whoever asks now is the first."""
-        kept = lib.tb_cache_begin(self.table, key, len(key))
-        if kept == ffi.NULL:
-            raise MemoryError
-        return self._watch(kept)
+    def begin(self, entry: Entry) -> None:
+        """Nobody has used its key: whoever asks now is the first."""
+        lib.tb_cache_begin(self.table, entry.kept)
+        entry.kept.watched = True
+        self._watched[entry.kept.name] = entry
 
     def _watch(self, kept: Any) -> Entry:
         """Everybody who waits for one key waits at one place."""
@@ -94,16 +101,18 @@ class Cache:
         """What was the board's to settle is ours now, and so is its hold on it."""
         return self._watch(kept)
 
-    def finish(self, entry: Entry, line: bytes, now: float) -> list[Any]:
-        """The first call has its answer. Who waited for it."""
+    # Whoever is interrupted in the middle of these (Embedded: by a signal's handler) may do them again.
+
+    def finish(self, entry: Entry, line: bytes, now: float) -> None:
+        """The first call has its answer."""
         if lib.tb_cache_finish(self.table, entry.kept, line, len(line), now):
             raise MemoryError
-        return self._settled(entry)
+        self._watched.pop(entry.kept.name, None)
 
-    def free(self, entry: Entry) -> list[Any]:
-        """The first call never reached a toolhost: the key is as if it had not been used. Who waited for it."""
+    def free(self, entry: Entry) -> None:
+        """The first call never reached a toolhost: the key is as if it had not been used."""
         lib.tb_cache_drop(self.table, entry.kept)
-        return self._settled(entry)
+        self._watched.pop(entry.kept.name, None)
 
     def waits(self, kept: Any, caller: Any) -> bool:
         """Somebody else than this caller waits for it."""
@@ -113,11 +122,6 @@ class Cache:
     def kept(self, name: int) -> Entry | None:
         """The board has brought the answer to this entry."""
         return self._watched.pop(name, None)
-
-    def _settled(self, entry: Entry) -> list[Any]:
-        self._watched.pop(entry.kept.name, None)
-        waiting, entry.waiting = entry.waiting, []
-        return waiting
 
     def expire(self, now: float) -> None:
         lib.tb_cache_expire(self.table, now)

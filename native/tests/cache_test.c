@@ -4,10 +4,16 @@
 
 static const char REPLY[] = "{\"id\":1,\"ok\":true,\"status\":\"OK\",\"output_json\":\"1\",\"error\":\"\",\"ds_state\":{}}\n";
 
+static tb_entry *begin(tb_cache *c, const char *key) {
+    tb_entry *e = tb_entry_new(key, strlen(key));
+    if (e) tb_cache_begin(c, e);
+    return e;
+}
+
 static tb_entry *find(tb_cache *c, const char *key, double now) { return tb_cache_find(c, key, strlen(key), now); }
 
 static void keep(tb_cache *c, const char *key, const char *reply, double now) {
-    tb_entry *e = tb_cache_begin(c, key, strlen(key));
+    tb_entry *e = begin(c, key);
     CHECK(e && !tb_cache_finish(c, e, reply, strlen(reply), now));
     tb_entry_release(e);
 }
@@ -21,7 +27,7 @@ static int knows(tb_cache *c, const char *key, double now) {
 static void a_key_is_under_way_then_answered_then_forgotten(void) {
     tb_cache *c = tb_cache_new(10, 100, 1 << 20);
     CHECK(!find(c, "k", 1));
-    tb_entry *first = tb_cache_begin(c, "k", 1), *second = find(c, "k", 1);
+    tb_entry *first = begin(c, "k"), *second = find(c, "k", 1);
     CHECK(second == first && first->until == 0 && tb_cache_entries(c) == 1);
     CHECK(!tb_cache_finish(c, first, REPLY, strlen(REPLY), 2));
     CHECK(first->until == 12 && tb_cache_bytes(c) == first->size);
@@ -37,7 +43,7 @@ static void a_key_is_under_way_then_answered_then_forgotten(void) {
 
 static void a_call_that_has_not_run_frees_its_key(void) {
     tb_cache *c = tb_cache_new(10, 100, 1 << 20);
-    tb_entry *e = tb_cache_begin(c, "k", 1);
+    tb_entry *e = begin(c, "k");
     tb_cache_drop(c, e);
     tb_cache_drop(c, e);
     CHECK(!knows(c, "k", 1) && !tb_cache_entries(c));
@@ -48,7 +54,7 @@ static void a_call_that_has_not_run_frees_its_key(void) {
 
 static void the_least_used_makes_room_but_none_under_way(void) {
     tb_cache *c = tb_cache_new(10, 2, 1 << 20);
-    tb_entry *busy = tb_cache_begin(c, "busy", 4);
+    tb_entry *busy = begin(c, "busy");
     keep(c, "a", REPLY, 1);
     keep(c, "b", REPLY, 2);
     CHECK(knows(c, "a", 3));
@@ -106,7 +112,7 @@ static void a_hit_says_what_the_first_reply_said(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tb_cache *c = tb_cache_new(10, 10, 10000);
-        tb_entry *e = tb_cache_begin(c, "k", 1);
+        tb_entry *e = begin(c, "k");
         char expected[256];
         snprintf(expected, sizeof expected, "%s\"idempotent_hit\":true,\"ds_state\":{}}\n", cases[i][1]);
         CHECK(!tb_cache_finish(c, e, cases[i][0], strlen(cases[i][0]), 1) && same(e->hit, e->hit_len, expected));
