@@ -22,12 +22,16 @@ INTRO = """\
 Machines are noisy, so what counts here are ratios: both sides are measured in one run, in turn (A B A B …), and the
 ratio is that of each round; shown are the median and the range of all rounds. Nothing is pinned to a processor unless a
 line says so. Every reply is checked, of the controls, too. The broker has all policy on: leases enforced, rights
-narrowed, breakers and metrics, byte caps, fences between callers."""
+narrowed, breakers counting, byte caps, fences between callers."""
 READING = """\
 The controls are C programs in [benchmarks/controls/](../benchmarks/controls/): `roundtrip.c` (a line into a toolhost's
 pipe, a line back), `relay.c` (Unix socket → pipe → toolhost and back, bytes untouched, no policy), `fixed.c` (a
 toolhost that answers without reading), `lines.c` (a line server with yyjson and nothing else) and `pipeline.c` (the
 load)."""
+VERDICTS = """\
+*Within noise*: rounds of this run lie on both sides of the goal, so another run may say otherwise. *Control disturbed*:
+the control was slower than what contains it (the scheduler had spread it over two processors, say), so the ratio
+flatters us, and counts for nothing."""
 TASK = """\
 The same task for all: echo `{"n": …, "text": "hello"}`. One caller, a Python program as that peer's users write it;
 each peer is in the best configuration that we know and that a user would choose. Raw figures, so compare within the
@@ -84,9 +88,14 @@ def _ratios(rows: Sequence[Row]) -> Iterator[str]:
     judged = [row for row in rows if row.goal is not None]
     unmet = [row.name for row in judged if row.met() is False]
     yield f"{READING}\n"
-    yield f"Of {len(judged)} goals, {sum(row.met() is True for row in judged)} are met. " + (
-        f"**Not met:** {'; '.join(unmet)}.\n" if unmet else "\n"
-    )
+    counts = f"Of {len(judged)} goals, {sum(row.met() is True for row in judged)} are met by the median"
+    noisy = sum(row.met() is True and not row.settled() for row in judged)
+    yield counts + (f", {noisy} of these within noise." if noisy else ".") + "\n"
+    if unmet:
+        yield f"**Not met:** {'; '.join(unmet)}.\n"
+    if unknown := [row.name for row in judged if row.met() is None]:
+        yield f"**Not judged or not measured:** {'; '.join(unknown)}.\n"
+    yield f"{VERDICTS}\n"
     yield from _table(("ratio", "median", "range", "goal", "", "raw figures"), [_ratio(row) for row in rows])
     notes = [
         f"- {row.name}: {row.problem or row.fault or row.note}" for row in rows if row.problem or row.fault or row.note
@@ -107,8 +116,12 @@ def _ratio(row: Row) -> tuple[str, ...]:
 
 
 def verdict(row: Row) -> str:
+    if row.disturbed():
+        return "**not judged**: control disturbed"
     met = row.met()
-    return "no goal" if met is None else "met" if met else "**not met**"
+    if met is None:
+        return "no goal"
+    return ("met" if met else "**not met**") + ("" if row.settled() else ", within noise")
 
 
 def _peers(peers: Sequence[Peer]) -> Iterator[str]:
@@ -172,7 +185,7 @@ def text(results: Results) -> str:
     for row in results.rows:
         name, median, spread, goal, judged, raw = _ratio(row)
         lines.append(
-            f"{name}: {median} ({spread}), goal {goal}: {judged.strip('*')}; {row.problem or row.fault or raw}"
+            f"{name}: {median} ({spread}), goal {goal}: {judged.replace('*', '')}; {row.problem or row.fault or raw}"
         )
     for peer in results.peers:
         name, p50, _, rate, _ = _peer(peer)

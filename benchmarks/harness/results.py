@@ -40,6 +40,7 @@ class Row(Struct, kw_only=True):
     goal: Goal | None = None
     over: Side | None = None
     under: Side | None = None
+    floor: bool = False  # what is below is a part of what is above: a ratio under 1 is the control's bad day, not ours
     fault: str = ""  # what makes it unmet, whatever the figures say
     note: str = ""
     problem: str = ""  # why there are no figures
@@ -49,11 +50,19 @@ class Row(Struct, kw_only=True):
             return []
         return self.over.figures if self.under is None else ratios(self.over.figures, self.under.figures)
 
+    def disturbed(self) -> bool:
+        """The control was slower than what contains it, so the ratio says nothing."""
+        return self.floor and bool(self.figures()) and Spread(self.figures()).median < 1
+
     def met(self) -> bool | None:
-        """None: it has no goal, or no figures."""
-        if self.goal is None or not self.figures():
+        """None: it has no goal, or no figures, or none that say anything."""
+        if self.goal is None or not self.figures() or self.disturbed():
             return None
         return not self.fault and self.goal.met(Spread(self.figures()).median)
+
+    def settled(self) -> bool:
+        """All rounds are on the same side of the goal."""
+        return self.goal is None or bool(self.fault) or len({self.goal.met(one) for one in self.figures()}) < 2
 
 
 class Peer(Struct, kw_only=True):

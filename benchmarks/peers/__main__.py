@@ -60,7 +60,7 @@ def _measure(bench: Bench, parts: list[str]) -> None:
             bench.results.rows.append(row)
             bench.keep()
             if figures := row.figures():
-                bench.tell(f"{row.name}: {Spread(figures).median:.3g}, {report.verdict(row).strip('*')}")
+                bench.tell(f"{row.name}: {Spread(figures).median:.3g}, {report.verdict(row).replace('*', '')}")
     if "peers" in parts:
         side_by_side(bench, [f"benchmarks.peers.{name}" for name in MODULES])
     if "growth" in parts:

@@ -85,6 +85,20 @@ def test_a_fault_leaves_a_goal_unmet_whatever_the_figures_say():
     assert Row(name="r", goal=Goal("<", 60), problem="no compiler").met() is None
 
 
+def test_a_control_that_is_slower_than_what_contains_it_judges_nobody():
+    row = Row(name="r", goal=Goal("≤", 2), over=side_of(11, 11), under=side_of(40, 35), floor=True)
+    assert row.disturbed()
+    assert row.met() is None
+    assert "not judged" in report.verdict(row)
+    row.under = side_of(5, 5)
+    assert row.met() is False
+
+
+def test_a_verdict_says_when_rounds_lie_on_both_sides_of_the_goal():
+    assert report.verdict(Row(name="r", goal=Goal("≥", 2), over=side_of(1, 3, 4))) == "met, within noise"
+    assert report.verdict(Row(name="r", goal=Goal("≥", 2), over=side_of(2, 3, 4))) == "met"
+
+
 # --- controls ---------------------------------------------------------------------------------------------------------
 
 
@@ -235,8 +249,10 @@ def test_the_report_is_made_of_stored_results(tmp_path):
     report.write(load(tmp_path / "results.json"), tmp_path)
     text = (tmp_path / "benchmarks.md").read_text()
     for expected in (
-        "Of 3 goals, 1 are met. **Not met:** c ÷ d.",
-        "| a ÷ b | 2.00 | 1.00 to 3.00 | ≥ 2 | met | side 20.0 µs (10.0 µs to 30.0 µs) ÷ side 10.0 µs",
+        "Of 3 goals, 1 are met by the median, 1 of these within noise.",
+        "**Not met:** c ÷ d.",
+        "**Not judged or not measured:** e ÷ f.",
+        "| a ÷ b | 2.00 | 1.00 to 3.00 | ≥ 2 | met, within noise | side 20.0 µs (10.0 µs to 30.0 µs) ÷ side 10.0 µs",
         "| c ÷ d | 5.00 | 5.00 to 5.00 | ≤ 2 | **not met** |",
         "| e ÷ f | - | - | ≤ 2 | not measured | - |",
         "no compiler",
