@@ -29,9 +29,10 @@ pipe, a line back), `relay.c` (Unix socket → pipe → toolhost and back, bytes
 toolhost that answers without reading), `lines.c` (a line server with yyjson and nothing else) and `pipeline.c` (the
 load)."""
 VERDICTS = """\
-*Within noise*: rounds of this run lie on both sides of the goal, so another run may say otherwise. *Control disturbed*:
-the control was slower than what contains it (the scheduler had spread it over two processors, say), so the ratio
-flatters us, and counts for nothing."""
+*Within noise*: rounds of this run lie on both sides of the goal, so another run may say otherwise; a row without that
+remark may still be luck if its distance from the goal is less than what two brokers alike differ by. *Control
+disturbed*: the control was slower than what contains it (the scheduler had spread it over two processors, say), so the
+ratio flatters us, and counts for nothing."""
 TASK = """\
 The same task for all: echo `{"n": …, "text": "hello"}`. One caller, a Python program as that peer's users write it;
 each peer is in the best configuration that we know and that a user would choose. Raw figures, so compare within the

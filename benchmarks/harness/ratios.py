@@ -23,6 +23,7 @@ from broker import where
 
 LINE = json.dumps({"aid": ECHO, "input_json": '{"n":1,"text":"hello"}', "ds_state": {"slots": {}}})
 IDLE = 1000
+SETTLE_SECONDS = 0.2
 DIRECT_DEPTH = 2048  # so many that neither side waits for the other
 LONG, PARTS = 10_000_000, 10
 HEAVY = ("asyncio", "uvloop", "http", "urllib.request", "ssl", "nats", "uvicorn", "starlette", "broker.server")
@@ -125,6 +126,22 @@ def latency_by_relay(bench: Bench) -> Found:
         )
 
 
+def alike(bench: Bench) -> Found:
+    """What noise alone does: a ratio that is 1, if one could measure it."""
+    timed = f"{bench.pace.seconds}s"
+    with bench.crew() as crew:
+        first, second = crew.broker(ON, "first")[0], crew.broker(ON, "second")[0]
+        load = bench.controls.load
+        return _pair(
+            bench,
+            "calls/s",
+            ("one broker", lambda: load(first, timed, 64).per_second),
+            ("another", lambda: load(second, timed, 64).per_second),
+            "depth 64, 1 connection; both are the same, so what differs from 1.00 here is noise, and no throughput "
+            "ratio of this run is known better than that",
+        )
+
+
 def rate_by_relay(connections: int) -> Callable[[Bench], Found]:
     def measure(bench: Bench) -> Found:
         timed = f"{bench.pace.seconds}s"
@@ -180,6 +197,7 @@ def idle_by_none(bench: Bench) -> Found:
                 for _ in range(idle):
                     one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                     one.connect(broker)
+                time.sleep(SETTLE_SECONDS)  # for both: neither pays for connections that come or go
                 return bench.controls.load(broker, timed, 64).per_second
 
         return _pair(
@@ -329,6 +347,7 @@ RATIOS: Sequence[Ratio] = (
     Ratio("process per call ÷ embedded, on one processor", None, on_one_processor(process_by_embedded)),
     Ratio("embedded ÷ raw C round trip, on one processor", None, on_one_processor(embedded_by_raw)),
     Ratio("broker ÷ C relay, latency at depth 1", _at_most(1.5), latency_by_relay),
+    Ratio("two brokers alike, calls/s: the noise of this run", None, alike),
     Ratio("broker ÷ C relay, calls/s at depth 64, 1 connection", _at_least(0.85), rate_by_relay(1)),
     Ratio("broker ÷ C relay, calls/s at depth 64, 8 connections", _at_least(0.85), rate_by_relay(8)),
     Ratio("broker ÷ C relay, calls/s at depth 256, fixed-answer child", _at_least(0.35), fixed_by_relay),
