@@ -6,12 +6,13 @@ JOBS   ?= 2
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench soak clean help
+.PHONY: run test lint bench bench-peers soak clean help
 help:
 	@echo "make run    install into $(VENV), build, and serve the demo tools in the foreground"
 	@echo "make test   lint, types, C and C++ tests, Python tests"
 	@echo "make lint   ruff and mypy --strict only"
-	@echo "make bench  micro-benchmarks"
+	@echo "make bench  micro-benchmarks; then ratios, peers and growth, ten minutes (BENCH_FLAGS=--quick: one; --write: docs/)"
+	@echo "make bench-peers   install those that make bench compares with"
 	@echo "make soak   mixed load with random faults, ten minutes (SECONDS=n), and a verdict"
 	@echo "make clean  remove $(VENV) and build/"
 
@@ -30,6 +31,10 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/pytest benchmarks --benchmark-only --benchmark-columns=min,median,mean,ops
+	@$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)
+
+bench-peers: $(VENV)/.installed-dev
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,peers]'
 
 SECONDS ?= 600
 soak: $(VENV)/.installed-dev

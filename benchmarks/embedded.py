@@ -17,22 +17,20 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.harness.controls import ECHO, Controls
 from broker import where
 from broker.machina_dispatch import run_machina_toolhost
 
-ECHO = "AID.DEMO.ECHO.v1"
 INPUTS = {"text": "hello"}
 LINE = json.dumps({"aid": ECHO, "input_json": json.dumps(INPUTS), "ds_state": {"slots": {}}})
 
 
 def main(rounds: int, calls: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        control = Path(folder, "roundtrip")
-        source = Path(__file__).parent / "controls" / "roundtrip.c"
-        subprocess.run(["cc", "-O2", "-o", str(control), str(source)], check=True)
+        controls = Controls(Path(folder))
         rows: dict[str, list[float]] = {"raw": [], "embedded": [], "process": []}
         for _ in range(rounds):
-            rows["raw"].append(raw(control, calls))
+            rows["raw"].append(raw(controls, calls))
             rows["embedded"].append(embedded(calls))
             rows["process"].append(process(max(20, calls // 500)))
         many = {threads: statistics.median(throughput(threads, calls) for _ in range(3)) for threads in (1, 2, 4, 8)}
@@ -49,9 +47,8 @@ def tell(what: str, ratios: list[float], goal: str) -> None:
     print(f"{what:19} {statistics.median(ratios):8.2f}   ({min(ratios):.2f} to {max(ratios):.2f})   {goal}")
 
 
-def raw(control: Path, calls: int) -> float:
-    command = [str(control), str(calls), LINE, where.toolhost(), "--serve", where.demo_plugin()]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+def raw(controls: Controls, calls: int) -> float:
+    return controls.roundtrip(calls, LINE, where.toolhost(), "--serve", where.demo_plugin())
 
 
 def embedded(calls: int) -> float:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -13,13 +12,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.harness.controls import Controls
 from broker import where
 
-ROOT = Path(__file__).resolve().parents[1]
-AID = "AID.DEMO.ECHO.v1"
 TOOLS = f'[[toolhost]]\nname = "demo"\nplugins = ["{where.demo_plugin()}"]\n'
-RIGHTS = f'[[principal]]\nname = "uid:{os.getuid()}"\ntools = ["AID.DEMO.*", "AID.FILE.*"]\ntiers = [0, 1]\n'
-ON = "[lease]\nenforce = true\n" + RIGHTS + TOOLS
+RIGHTS = (
+    f'[[principal]]\nname = "uid:{os.getuid()}"\ntools = ["AID.DEMO.*", "AID.FILE.*", "AID.FIXED.*"]\ntiers = [0, 1]\n'
+)
+LEASES = "[lease]\nenforce = true\n"
+ON = LEASES + RIGHTS + TOOLS
 OFF = "[lease]\nenforce = false\n[breaker]\nin_a_row = 1000000000\nleast_calls = 1000000000\n" + TOOLS
 SHAPES = {"depth 64, 1 connection": (300_000, 64, 1), "depth 64, 8 connections": (300_000, 64, 8)}
 
@@ -37,17 +38,16 @@ def serve(folder: Path, name: str, config: str) -> tuple[str, subprocess.Popen[b
 def main(rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="broker-policy-") as name:
         folder = Path(name)
-        pipeline = str(folder / "pipeline")
-        subprocess.run(["cc", "-O2", "-o", pipeline, str(ROOT / "tests/support/pipeline.c")], check=True)
+        controls = Controls(folder)
         brokers = {label: serve(folder, label, config) for label, config in (("on", ON), ("off", OFF))}
         try:
             for title, shape in SHAPES.items():
                 rates: dict[str, list[float]] = {label: [] for label in brokers}
                 for number in range(rounds + 1):
                     for label, (socket, _) in brokers.items():
-                        done = subprocess.check_output([pipeline, socket, AID, *map(str, shape)])
+                        done = controls.load(socket, *shape)
                         if number:  # the first round warms up
-                            rates[label].append(json.loads(done)["per_second"])
+                            rates[label].append(done.per_second)
                 ratios = sorted(on / off for on, off in zip(rates["on"], rates["off"], strict=True))
                 median, best = statistics.median(ratios), max(rates["on"]) / max(rates["off"])
                 print(

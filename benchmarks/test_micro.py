@@ -6,13 +6,15 @@ import pytest
 
 from broker._native import ffi, lib
 from broker.model import Tool, ToolInfo, Work
-from broker.policy.breaker import Breaker, Settings
+from broker.policy.admission import Queue
+from broker.policy.breaker import Breaker, Settings, State
 from broker.policy.idempotency import Cache, key_of, new_entry
 from broker.policy.leases import Leases
 
 LINES = 64
 PLAIN = b"".join(b'{"aid":"AID.DEMO.ECHO.v1","input_json":"{\\"n\\":%d}"}\n' % n for n in range(LINES))
 WITH_IDS = b"".join(b'{"id":%d,"aid":"AID.DEMO.ECHO.v1","input_json":"{\\"n\\":%d}"}\n' % (n, n) for n in range(LINES))
+IDS = b"".join(b"%d\n" % n for n in range(LINES))
 REPLY = (
     b'{"ok":true,"status":"OK","output_json":"{\\"n\\":1}","error":"",'
     b'"ds_state":{"delta":true,"slots":{},"removed_slots":[]}}\n'
@@ -41,17 +43,36 @@ def test_scan_a_batch(benchmark, wire, lines):
     assert view.count == 1
 
 
-def test_take_a_batch_of_replies(benchmark, wire):
+def test_frame_a_megabyte(benchmark, wire):
+    """64 lines of 16 KB: of short ones, the calls into C from here would cost more than the framing."""
+    framer, _, _, _ = wire
+    lines = (b"x" * (16 * 1024 - 1) + b"\n") * LINES
+    line = ffi.new("tb_line *")
+    counts = []
+
+    def frame():
+        lib.tb_framer_feed(framer, lines, len(lines))
+        found = 0
+        while lib.tb_framer_next(framer, line) == lib.TB_LINE:
+            found += 1
+        counts.append(found)
+
+    benchmark(frame)
+    assert set(counts) == {LINES}
+
+
+@pytest.mark.parametrize("ids", [b"", IDS], ids=["plain", "ids spliced in"])
+def test_take_a_batch_of_replies(benchmark, wire, ids):
     framer, _, batch, _ = wire
     taken = ffi.new("tb_taken *")
     lines = REPLY * LINES
 
     def take():
         lib.tb_framer_feed(framer, lines, len(lines))
-        lib.tb_take(framer, batch, LINES, b"", 0, ffi.NULL, 0, 128, taken)
+        lib.tb_take(framer, batch, LINES, b"", 0, ids or ffi.NULL, len(ids), 128, taken)
 
     benchmark(take)
-    assert taken.succeeded == LINES
+    assert (taken.succeeded, taken.ids_used) == (LINES, len(ids))
 
 
 def test_split_a_batch(benchmark):
@@ -85,3 +106,46 @@ def test_a_lease_from_issue_to_use(benchmark):
         leases.use(leases.reserve(lease.token, "AID.X.v1", 1, 2.0))
 
     benchmark(cycle)
+
+
+def test_a_breaker_counts_a_success(benchmark):
+    breaker = Breaker(Settings())
+    benchmark(lambda: breaker.succeeded(1, 1.0))
+    assert breaker.state is State.CLOSED
+
+
+def test_a_breaker_trips_and_is_reset(benchmark):
+    breaker = Breaker(Settings(in_a_row=1))
+
+    def cycle():
+        breaker.failed("crash", 1.0)
+        breaker.reset()
+
+    benchmark(cycle)
+    assert breaker.trips > 0
+
+
+class Somebody:
+    """A caller with room for all of its replies."""
+
+    def full(self, work):  # noqa: ARG002
+        return False
+
+
+def test_eight_callers_take_turns_in_the_queue(benchmark):
+    """Figures are of 64 calls, each waiting on its own."""
+    tool = Tool(0, ToolInfo("AID.X.v1"), None, 1.0, Breaker(Settings()))
+    callers = [Somebody() for _ in range(8)]
+    queue = Queue()
+    works = [Work(tool, b"{}\n", 1, None, callers[n % 8], None, 1.0) for n in range(LINES)]
+
+    def cycle():
+        for work in works:
+            queue.push(work, 1.0)
+        (lane,) = queue
+        while lane.lines:
+            lane.pop(1)
+        queue.turn(lane)
+
+    benchmark(cycle)
+    assert not queue

@@ -1,7 +1,8 @@
 /* roundtrip.c: the raw round trip: one line into a toolhost's pipe, one line back, with nothing in between.
  *
  *   roundtrip CALLS LINE COMMAND [ARGUMENT…]     prints the median and the 99th percentile in microseconds
- */
+ *
+ * The first reply has to be a success, and all others the same bytes. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,8 @@ static int by_size(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
-    static char reply[2 * 1024 * 1024];
+    static char reply[2 * 1024 * 1024], first[sizeof reply];
+    size_t first_len = 0;
     int in[2], out[2];
     if (argc < 4 || pipe(in) || pipe(out)) return fprintf(stderr, "usage: roundtrip CALLS LINE COMMAND…\n"), 2;
     if (!fork()) {
@@ -49,6 +51,12 @@ int main(int argc, char **argv) {
             got += (size_t)n;
         } while (reply[got - 1] != '\n');
         if (i >= 0) took[i] = now() - begin;
+        if (!first_len) {
+            memcpy(first, reply, first_len = got);
+            if (!memmem(first, first_len, "\"status\":\"OK\"", 13)) return fprintf(stderr, "not a success: %.200s\n", first), 1;
+        } else if (got != first_len || memcmp(reply, first, got)) {
+            return fprintf(stderr, "another reply than the first: %.200s\n", reply), 1;
+        }
     }
     qsort(took, (size_t)calls, sizeof *took, by_size);
     printf("%.2f %.2f\n", took[calls / 2], took[(int)(calls * 0.99)]);

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
 import psutil
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "support" / "pipeline.c"
+from benchmarks.harness.controls import build
 
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory):
-    built = tmp_path_factory.mktemp("c") / "pipeline"
-    subprocess.run(["cc", "-O2", str(SOURCE), "-o", str(built)], check=True)
-    return str(built)
+    return build("pipeline", tmp_path_factory.mktemp("c"))
 
 
 def run(pipeline, served, calls, depth, connections, *more):
