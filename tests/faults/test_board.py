@@ -141,7 +141,7 @@ def test_a_caller_that_floods_and_does_not_read_fills_no_memory_while_the_broker
 
 
 def test_bad_lines_of_many_callers_at_once_are_not_all_kept_at_once(demo):
-    """Each line is a row for us, a hundred times as long: there is a bound to the rows of one turn, and they go again."""
+    """Each line is a row for us, far longer: the rows of one turn have a bound, and their memory goes again."""
     with contextlib.ExitStack() as stack:
         wires = [stack.enter_context(demo.wire()) for _ in range(64)]
         before = rss(demo)
@@ -152,3 +152,20 @@ def test_bad_lines_of_many_callers_at_once_are_not_all_kept_at_once(demo):
         for wire in wires:
             assert all(not reply["ok"] for reply in wire.replies(4096))
         assert rss(demo) < before + 60_000_000
+
+
+def test_tools_that_a_reload_has_taken_out_are_forgotten(start, where):
+    """Those of the command line are made anew with each reload."""
+    commands = "".join(f'[[oneshot]]\nname = "one{i}"\ncommand = ["/bin/true"]\n' for i in range(100))
+    broker = start("--plugin", where["demo_plugin"], config=commands)
+    with broker.operator() as operator:
+        for _ in range(20):
+            operator.ask({"aid": "_reload"})
+        time.sleep(2.5)
+        before = rss(broker)
+        for _ in range(40):
+            assert operator.ask({"aid": "_reload"})["ok"]
+            time.sleep(0.1)
+        time.sleep(2.5)
+        assert rss(broker) < before + 6_000_000
+        assert broker.call(ECHO)["ok"]
