@@ -162,9 +162,15 @@ class Broker:
         since, before = self._rated
         if now - since >= RATE_SECONDS:
             self.dispatcher.catch_up_all()
+            self._forget_tools()
             calls = self.registry.calls()
             self.rate = (calls - before) / (now - since)
             self._rated = (now, calls)
+
+    def _forget_tools(self) -> None:
+        """Those that a reload, or a new plugin, has taken out, when the last call of theirs has ended."""
+        if len(self.core.tools) > len(self.registry):
+            self.core.forget({tool.index for tool in self.registry}.union(*(pool.uses() for pool in self.pools())))
 
     def _make_room(self) -> None:
         """A pool has no process and none may be started: an idle one of another pool's leaves, one at a time."""

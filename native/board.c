@@ -81,6 +81,10 @@ int tb_board_tool(tb_board *tb, tb_tool *tool) {
     return 0;
 }
 
+void tb_board_forget(tb_board *tb, int32_t index) {
+    if (tool_of(of_board(tb), index)) of_board(tb)->tools[index] = NULL;
+}
+
 tb_tool *tool_of(const board *b, int32_t index) { return index >= 0 && index < b->tool_count ? b->tools[index] : NULL; }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */

@@ -182,7 +182,8 @@ tb_board *tb_board_new(const tb_limits *limits);
 void tb_board_free(tb_board *b);
 int tb_board_fd(const tb_board *b);               /* readable when tb_board_turn has something to do */
 void tb_board_cache(tb_board *b, tb_cache *cache); /* where keys are looked up; it must outlive the board */
-int tb_board_tool(tb_board *b, tb_tool *tool);    /* it must outlive the board. 0, or -ENOMEM */
+int tb_board_tool(tb_board *b, tb_tool *tool);    /* it must stay until it is forgotten. 0, or -ENOMEM */
+void tb_board_forget(tb_board *b, int32_t index); /* no run of this tool is under way, none will be */
 /* Writes what there is to write, and gives the rows since the last time; valid until the next time. 0, or -ENOMEM */
 int tb_board_fetch(tb_board *b, tb_rows *rows);
 int tb_board_turn(tb_board *b, tb_rows *rows);    /* sees to what has happened; then the same. 0, or -errno */

@@ -60,6 +60,12 @@ class Core:
         if lib.tb_board_tool(self.board, tool.stats):
             raise MemoryError
 
+    def forget(self, kept: set[int]) -> None:
+        """All tools but these are gone, and nobody has calls of theirs any more."""
+        for index in self.tools.keys() - kept:
+            lib.tb_board_forget(self.board, index)
+            del self.tools[index]
+
     def idle(self) -> float:
         """The share of the machine's processors that has been idle recently."""
         now = time.monotonic()

@@ -362,6 +362,11 @@ class Host:
         first = self._run(0)
         return first.tool >= 0 and not first.fenced
 
+    def tools(self) -> set[int]:
+        """Of all that it has under way, or may be blamed for."""
+        runs = [self._run(i) for i in range(self.line.runs)]
+        return {self.line.last_tool, *(run.tool for run in runs), *(run.suspect for run in runs)}
+
     def working(self) -> bool:
         """It has calls, not only lines of our own."""
         return self.line.working > 0 or any(isinstance(work.sink, Permit) for work in self.works.values())

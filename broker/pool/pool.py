@@ -551,6 +551,11 @@ class Pool:
         for host in [*self.ready, *self.starting]:
             self.retire(host, "broker is stopping")
 
+    def uses(self) -> set[int]:
+        """The tools that calls here are of, also of those that have been taken out."""
+        waiting = {lane.tool.index for lane in self.queue}
+        return waiting.union(*(host.tools() for host in [*self.ready, *self.starting, *self.leaving]))
+
     def busy(self) -> bool:
         return any(host.line.runs for host in [*self.ready, *self.leaving]) or bool(self.queue)
 
