@@ -9,7 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 64, ROWS_KEEP = 4096 };
+enum { EVENTS = 64, ROWS_KEEP = 4096, MOST_SKIPPED = 1024 };
+static const double CROWD_SECONDS = 0.005; /* since another caller was the last to speak */
+static const double TURN_SECONDS = 0.001; /* then the loop that we live in has something to say, too */
 
 double clock_now(void) {
     struct timespec t;
@@ -147,8 +149,7 @@ static void forget(rows *r) {
     r->capacity = 0;
 }
 
-int tb_board_fetch(tb_board *tb, tb_rows *view) {
-    board *b = of_board(tb);
+static void write_out(board *b) {
     while (b->dirty) {
         peer *p = b->dirty;
         b->dirty = p->next_dirty;
@@ -156,6 +157,11 @@ int tb_board_fetch(tb_board *tb, tb_rows *view) {
         if (p->kind == CALLER) caller_flush(b, caller_of(p));
         else host_flush(b, host_of(p));
     }
+}
+
+int tb_board_fetch(tb_board *tb, tb_rows *view) {
+    board *b = of_board(tb);
+    write_out(b);
     const rows *full = &b->rows[b->filling];
     *view = (tb_rows){full->rows, full->count, b->resuming != NULL, full->data.data};
     b->filling ^= 1;
@@ -195,27 +201,56 @@ static void on_timer(board *b) {
 
 /* ---- what has happened ------------------------------------------------------------------------------------------- */
 
-int tb_board_turn(tb_board *tb, tb_rows *view) {
-    board *b = of_board(tb);
-    struct epoll_event events[EVENTS];
-    const int count = epoll_wait(b->poll, events, EVENTS, 0);
-    if (count < 0 && errno != EINTR) return -errno;
+static void see_to(board *b, const struct epoll_event *events, int count) {
     b->seen.now = clock_now();
     if (b->resuming) callers_resume(b);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) { /* all reads come first: one look at a plugin's file is enough for all of them */
         peer *p = events[i].data.ptr;
         const uint32_t what = events[i].events;
+        if (!p || p->kind != CALLER) continue;
+        caller *c = caller_of(p);
+        if (what & EPOLLOUT || (c->out.watching && what & (EPOLLHUP | EPOLLERR))) make_dirty(b, p);
+        if (what & (EPOLLIN | EPOLLHUP | EPOLLERR)) caller_read(b, c);
+    }
+    b->seen.round++;
+    for (int i = 0; i < count; i++) {
+        peer *p = events[i].data.ptr;
         if (!p) {
             on_timer(b);
         } else if (p->kind == CALLER) {
-            caller *c = caller_of(p);
-            if (what & EPOLLOUT || (c->out.watching && what & (EPOLLHUP | EPOLLERR))) make_dirty(b, p);
-            if (what & (EPOLLIN | EPOLLHUP | EPOLLERR)) caller_readable(b, c);
+            caller_digest(b, caller_of(p));
         } else if (p->kind == HOST) {
             host_readable(b, host_of(p));
         } else {
             make_dirty(b, &host_of_input(p)->peer);
         }
     }
+    write_out(b);
+}
+
+/* What has been written may be answered sooner than a sleeper can be woken. Where it is not, this is left off for twice as
+ * many turns as before; where several callers talk, others need the processor more. */
+static int look_again(board *b, struct epoll_event *events) {
+    if (b->seen.limits.spin <= 0 || b->seen.now - b->mixed < CROWD_SECONDS || (b->skip && b->skip--)) return 0;
+    const double until = b->seen.now + b->seen.limits.spin;
+    int count;
+    do {
+        count = epoll_wait(b->poll, events, EVENTS, 0);
+    } while (!count && clock_now() < until);
+    if (count > 0) b->skipped = 0;
+    else b->skip = b->skipped = b->skipped ? (b->skipped < MOST_SKIPPED ? 2 * b->skipped : MOST_SKIPPED) : 1;
+    return count;
+}
+
+int tb_board_turn(tb_board *tb, tb_rows *view) {
+    board *b = of_board(tb);
+    struct epoll_event events[EVENTS];
+    const double begin = clock_now();
+    int count = epoll_wait(b->poll, events, EVENTS, 0);
+    if (count < 0 && errno != EINTR) return -errno;
+    do {
+        see_to(b, events, count);
+    } while (!b->rows[b->filling].count && !b->resuming && !b->failed && b->seen.now - begin < TURN_SECONDS &&
+             (count = look_again(b, events)) > 0);
     return tb_board_fetch(tb, view);
 }

@@ -21,6 +21,7 @@ typedef struct {
     size_t reply_bytes;
     int32_t depth;
     double max_timeout;
+    double spin;              /* seconds to look for an answer before the processor is given up, while that pays */
 } tb_limits;
 
 typedef struct {

@@ -20,6 +20,7 @@ tb_caller *tb_caller_new(tb_board *tb, int64_t name, int fd, const tb_tools *too
     c->peer.kind = CALLER;
     c->tools = tools;
     c->refs = 1;
+    c->got = -EAGAIN;
     if (!c->framer || watch_fd(b, fd, EPOLLIN, &c->peer)) {
         tb_framer_free(c->framer);
         free(c);
@@ -234,7 +235,6 @@ static void plain(board *b, caller *c, const int32_t *item, const tb_view *v) {
 static void take_lines(board *b, caller *c) {
     tb_view v;
     const int32_t *so_far = &b->rows[b->filling].count, before = *so_far;
-    b->seen.round++;
     while (!c->seen.ending && !c->closed) {
         if (tb_scan(c->framer, c->tools, b->scanned, LINES_A_SCAN, b->seen.limits.depth, &v)) {
             caller_lose(b, c);
@@ -274,9 +274,17 @@ void tb_caller_drop(tb_board *b, tb_caller *tc) {
     tc->partial = 0;
 }
 
-void caller_readable(board *b, caller *c) {
+void caller_read(board *b, caller *c) {
     if (!c->seen.reading) return;
-    const ssize_t got = tb_framer_read(c->framer, c->seen.fd);
+    c->got = tb_framer_read(c->framer, c->seen.fd);
+    if (b->spoke == c->seen.name) return;
+    b->spoke = c->seen.name;
+    b->mixed = b->seen.now;
+}
+
+void caller_digest(board *b, caller *c) {
+    const ssize_t got = c->got;
+    c->got = -EAGAIN;
     if (got > 0) {
         take_lines(b, c);
         if (got >= LONG_READ || c->seen.partial) weigh(b, c);
@@ -290,6 +298,7 @@ void caller_readable(board *b, caller *c) {
 }
 
 void callers_resume(board *b) {
+    b->seen.round++;
     caller *next = b->resuming;
     b->resuming = NULL;
     for (caller *c; (c = next);) {
@@ -304,6 +313,7 @@ void tb_caller_rest(tb_board *tb, tb_caller *tc) {
     board *b = of_board(tb);
     caller *c = of_caller(tc);
     b->seen.now = clock_now();
+    b->seen.round++;
     make_dirty(b, &c->peer); /* also where nothing is here: it may leave */
     for (int i = 0; i < READS_AT_THE_END; i++) {
         do take_lines(b, c);

@@ -44,6 +44,7 @@ typedef struct caller {
     int more;         /* the framer holds lines that have not been looked at, */
     int resuming;     /* and its next turn is in the next round */
     struct caller *next_resuming;
+    ssize_t got;      /* what the last read said; -EAGAIN: it has been seen to */
     int closed;
     int told;         /* of its end */
     int32_t refs;     /* runs under way, and the owner */
@@ -97,6 +98,9 @@ typedef struct {
     buffer scratch;
     rows rows[2];
     int filling;
+    int64_t spoke;    /* which caller was the last to speak, */
+    double mixed;     /* and when another one was */
+    int32_t skip, skipped; /* turns that nobody looks again, now and after the last time that it did not pay */
     int failed;       /* out of memory; said at the next opportunity */
     peer *dirty;
     caller *resuming; /* who has lines left */
@@ -130,7 +134,8 @@ void outbox_compact(outbox *o); /* forgets what has been written */
 size_t outbox_left(const outbox *o);
 
 /* caller.c */
-void caller_readable(board *b, caller *c);
+void caller_read(board *b, caller *c);
+void caller_digest(board *b, caller *c); /* what has been read */
 void callers_resume(board *b);
 void caller_flush(board *b, caller *c);
 void caller_settle(board *b, caller *c, int64_t at, const char *data, size_t len, int64_t lines);

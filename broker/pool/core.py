@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from broker._native import ffi, lib
 from broker.config import Limits
 from broker.model import Policy, Tool
+from broker.pool.rules import SPIN_SECONDS
 
 IDLE_WINDOW_SECONDS = 0.1
 OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either
@@ -146,4 +147,5 @@ def _limits(limits: Limits) -> dict[str, Any]:
         "reply_bytes": limits.reply_bytes,
         "depth": limits.depth,
         "max_timeout": limits.max_timeout_seconds,
+        "spin": SPIN_SECONDS,
     }

@@ -22,8 +22,8 @@ from broker.policy.starts import Starts
 from broker.pool import process, verdicts
 from broker.pool.asides import fence_line, fence_name
 from broker.pool.process import Process, Spawner, SpawnError, Spec
-from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, STARTUP_SECONDS, this_thread
-from broker.pool.talking import CHANGED, DONE, SPIN_SECONDS, STOPPED, TalkingHost
+from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, SPIN_SECONDS, STARTUP_SECONDS, this_thread
+from broker.pool.talking import CHANGED, DONE, STOPPED, TalkingHost
 from broker.runtimes.program import Program
 
 GRACE_SECONDS = 1.0  # between the end of its input and SIGKILL

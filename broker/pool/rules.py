@@ -13,6 +13,7 @@ SETTLED_SECONDS = 5.0  # a toolhost that dies earlier without having done anythi
 PATIENCE_SECONDS = 0.02  # of waiting, before another process is started for it
 JITTER = 0.1
 CPUS = len(os.sched_getaffinity(0))
+SPIN_SECONDS = 0.00005 if CPUS > 1 else 0.0  # of looking for an answer before one sleeps: longer than a wake-up takes
 
 
 _local = threading.local()

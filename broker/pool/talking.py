@@ -13,10 +13,8 @@ from broker.model import Tool
 from broker.pool import process, verdicts
 from broker.pool.asides import OURS
 from broker.pool.process import Process
-from broker.pool.rules import CPUS, JITTER, MOST_STRANGERS
+from broker.pool.rules import JITTER, MOST_STRANGERS, SPIN_SECONDS
 from broker.runtimes.program import Program
-
-SPIN_SECONDS = 0.00005 if CPUS > 1 else 0.0  # longer than a wake-up takes, on the machines that we know
 
 DONE, STOPPED, LATE, ENDED = lib.TB_TALK_DONE, lib.TB_TALK_STOPPED, lib.TB_TALK_LATE, lib.TB_TALK_ENDED
 INTERRUPTED, GONE = lib.TB_TALK_INTERRUPTED, lib.TB_TALK_GONE

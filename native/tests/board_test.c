@@ -35,7 +35,7 @@ typedef struct {
 } server;
 
 static void open_world(world *w) {
-    const tb_limits limits = {4096, 32 << 20, 1 << 20, 256 << 20, 10 << 20, 1 << 20, 128, 300};
+    const tb_limits limits = {4096, 32 << 20, 1 << 20, 256 << 20, 10 << 20, 1 << 20, 128, 300, 0};
     memset(w, 0, sizeof *w);
     w->board = tb_board_new(&limits);
     w->tools = tb_tools_new();
