@@ -212,6 +212,7 @@ void tb_host_mute(tb_board *b, tb_host *h);       /* nothing that it says matter
 void tb_host_deafen(tb_board *b, tb_host *h);     /* nothing more is said to it */
 void tb_host_resume(tb_board *b, tb_host *h);     /* after a row that it waits at */
 int tb_host_read(tb_board *b, tb_host *h);        /* all that there is to read, or up to a row; was there anything? */
+int64_t tb_host_lines(tb_board *b, tb_host *h);   /* of a dead one: how many it has said that nobody has taken */
 int tb_host_peek(const tb_host *h, int32_t i, tb_run *run); /* the i-th run under way; 0, or -1. Until the next change */
 void tb_host_take(tb_host *h, int32_t lines);     /* the first lines of the first run are the owner's to answer */
 void tb_host_forget(tb_host *h);                  /* and so are all runs */

@@ -392,6 +392,17 @@ int tb_host_read(tb_board *tb, tb_host *th) {
     return something;
 }
 
+int64_t tb_host_lines(tb_board *tb, tb_host *th) {
+    host *h = of_host(th);
+    tb_line line;
+    int64_t lines = 0;
+    tb_host_mute(tb, th);
+    do {
+        while (tb_framer_next(h->framer, &line) != TB_NONE) lines++;
+    } while (tb_framer_read(h->framer, h->out_fd) > 0);
+    return lines;
+}
+
 /* We may be the ones who are late: what has been said in time counts. */
 void host_late(board *b, host *h) {
     const int64_t calls = h->seen.calls;

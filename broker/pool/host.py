@@ -37,6 +37,7 @@ class Host:
         "asked_to_leave",
         "blamed",
         "born",
+        "condemned",
         "core",
         "expires",
         "line",
@@ -58,6 +59,7 @@ class Host:
         self.works: dict[int, Work] = {}
         self.asked_to_leave = False
         self.blamed = False  # a tool has to answer for its end, not its start
+        self.condemned = ""  # what it did against the protocol
         self.lived = False  # it has answered at least once
         self.born = now
         self.expires = 0.0
@@ -138,8 +140,9 @@ class Host:
             self.core.policy.kept(row[VALUE])
         elif what in WRONG:
             self._wrong(what, self._tool(row[TOOL]), row, data)
-        elif self.stop_reason:
-            return  # it is dying as it is
+        elif self.stop_reason:  # it is dying as it is; whatever it says until then is taken
+            if what == lib.TB_ROW_LATE:
+                lib.tb_host_resume(self.core.board, self.line)
         elif what == lib.TB_ROW_CLOSED:
             self.die("closed its output")
         elif what == lib.TB_ROW_UNREADABLE:
@@ -350,6 +353,20 @@ class Host:
                 lib.tb_entry_hold(entry)
             self.core.policy.keyed(work)
         return work
+
+    def may_have_run(self) -> int:
+        """Of a dead one that broke the protocol: so many of its calls may have run. It went on with what it had until
+        it was killed: each line that it has said since the one at fault is somebody's, and one more had begun."""
+        left = lib.tb_host_lines(self.core.board, self.line) + 2  # and the line at fault
+        calls = 0
+        for i in range(self.line.runs):
+            run = self._run(i)
+            left -= run.fenced
+            if left <= 0:
+                break
+            calls += min(run.count, left) if run.tool >= 0 else 0
+            left -= run.count
+        return calls
 
     def first_tool(self) -> Tool:
         """Whose line is the first under way."""

@@ -374,6 +374,8 @@ class Pool:
         self.leaving.discard(host)
         self.core.processes -= 1
         now = time.monotonic()
+        if host.condemned:
+            self._bury(host, now)
         running, works = host.running(), host.abandon()
         short = host.line.calls <= 0 and now - host.born < SETTLED_SECONDS and not (host.asked_to_leave or host.blamed)
         if not works and (not host.lived or short) and self.closed is None:
@@ -391,9 +393,7 @@ class Pool:
         """The running call ends here, unless the configuration says that it is safe to run again; the others move."""
         lost = None
         if running:
-            lost = works[0] if works[0].count == 1 else works[0].take(1)
-            if lost is works[0]:
-                works.pop(0)
+            lost = _next_of(works)
             if refusal.kind is not errors.TIMEOUT and self._may_rerun(lost):
                 lost.moves += 1
                 works.insert(0, lost)
@@ -456,15 +456,26 @@ class Pool:
         self.pump()
 
     def violation(self, host: Host, tool: Tool, what: str) -> None:
-        """It broke the protocol: what it says next could be anybody's. It is killed, and the rest moves."""
-        running, works = host.running(), host.abandon()
-        self._distrust(host, tool, what, count=not running and tool is not OURS)
+        """It broke the protocol: what it says next could be anybody's. It is killed; when it is dead we know what it
+        can have run, and the rest moves."""
+        self._distrust(host, tool, what, count=not host.running() and tool is not OURS)
+        host.condemned = what
         host.die(what)
-        if works:
-            now = time.monotonic()
-            self._lose(works, running, verdicts.bad_reply(works[0].tool.name, what), now)
-            self.pump()
         self.fill()
+
+    def _bury(self, host: Host, now: float) -> None:
+        """Whatever a toolhost that broke the protocol may have run is answered, not run again."""
+        running, lost = host.running(), host.may_have_run()
+        works = host.abandon()
+        if not works:
+            return
+        refusal = verdicts.bad_reply(works[0].tool.name, host.condemned)
+        beside = Refusal(errors.BAD_REPLY, f"its toolhost {host.condemned}, before this call; it may have run")
+        first = [_next_of(works)] if running else []
+        for _ in range(lost - running):
+            call = _next_of(works)
+            call.sink.refuse(call, beside)
+        self._lose(first + works, running, refusal, now)
 
     def babbled(self, host: Host, tool: Tool) -> None:
         """It said more than it was asked, in front of a fence: nobody got what is not his. It finishes, and leaves."""
@@ -561,3 +572,8 @@ class Pool:
 
     def alive(self) -> bool:
         return bool(self.ready or self.starting or self.leaving or self.spawning)
+
+
+def _next_of(works: list[Work]) -> Work:
+    """The next call."""
+    return works[0].take(1) if works[0].count > 1 else works.pop(0)

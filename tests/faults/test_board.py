@@ -152,3 +152,32 @@ def test_bad_lines_of_many_callers_at_once_are_not_all_kept_at_once(demo):
         for wire in wires:
             assert all(not reply["ok"] for reply in wire.replies(4096))
         assert rss(demo) < before + 60_000_000
+
+
+def test_calls_that_ran_behind_a_junk_reply_are_not_run_again(start, tmp_path):
+    """The toolhost goes on with what is in its pipe until it is killed."""
+    body = """text = request["input_json"]
+if text == "slow":
+    time.sleep(0.2)
+    print("junk", flush=True)
+    continue
+open("ran", "a").write(text + "\\n")
+say(output_json=text)"""
+    binary = scripted(tmp_path, body)
+    broker = start(config=toolhost("h", binary=binary, min=1, max=1, cwd=str(tmp_path)))
+    with broker.wire() as wire:
+        for _ in range(40):
+            wire.ask({"aid": A, "input_json": "warm"})
+        (tmp_path / "ran").unlink()
+        wire.send(*({"aid": A, "input_json": text} for text in ("slow", *(f"n{n}" for n in range(30)))))
+        replies = wire.replies(31)
+    assert replies[0]["type"] == "bad_reply"
+    ran = (tmp_path / "ran").read_text().split()
+    assert len(ran) == len(set(ran))
+    for n, reply in enumerate(replies[1:]):
+        if reply["ok"]:
+            assert reply["output_json"] == f"n{n}"
+            assert f"n{n}" in ran
+        else:
+            assert reply["type"] == "bad_reply"
+            assert "may have run" in reply["error"]

@@ -130,9 +130,12 @@ class Connection:
             face.dispatcher.keyed(work)
         tool.stats.waits = 0  # the board took it to wait; its pool says whether it does
         refusal = self._gate()
-        if refusal is None:
-            tool.runtime.submit(work, time.monotonic())
-        else:
+        try:
+            if refusal is None:
+                tool.runtime.submit(work, time.monotonic())
+        except Exception as error:
+            refusal = self._mistake(tool.name, error)
+        if refusal is not None:
             work.sink.refuse(work, refusal)
 
     def _one(self, row: list[int], data: Any) -> None:
@@ -161,9 +164,8 @@ class Connection:
             try:
                 refusal = self._gate() or self.face.dispatcher.rights(tool, self)
                 refusal = refusal or self._admit(tool, line, ids, members.asked(), at, time.monotonic())
-            except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
-                self.face.log.error("internal error", aid=aid, reason=repr(error))
-                refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
+            except Exception as error:
+                refusal = self._mistake(aid, error)
         if refusal is not None:
             self._put(at, refusal.line(aid, ids), 1)
 
@@ -207,10 +209,14 @@ class Connection:
         try:
             result = await self.face.control(self, aid, line)
         except Exception as error:  # whatever it is, the line gets its answer
-            self.face.log.error("internal error", aid=aid, reason=repr(error))
-            result = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
+            result = self._mistake(aid, error)
         self._put(at, _reply(result, aid, ids), 1)
         self._core.flush()
+
+    def _mistake(self, aid: str, error: Exception) -> Refusal:
+        """A mistake of ours must not leave a caller waiting for ever."""
+        self.face.log.error("internal error", aid=aid, reason=repr(error))
+        return Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
 
     def _gate(self) -> Refusal | None:
         if not self.authenticated:
