@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from benchmarks.harness import stop
+
 Measure = Callable[[], float]
 
 
@@ -13,6 +15,7 @@ def interleaved(rounds: int, *sides: Measure, warm: bool = True) -> list[list[fl
     figures: list[list[float]] = [[] for _ in sides]
     for number in range(-1 if warm else 0, rounds):
         for side, measure in enumerate(sides):
+            stop.look()
             figure = measure()
             if number >= 0:
                 figures[side].append(figure)

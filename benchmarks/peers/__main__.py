@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.harness import growth, ratios
+from benchmarks.harness import growth, ratios, stop
 from benchmarks.harness.bench import FULL, QUICK, Bench
 from benchmarks.harness.controls import Controls
 from benchmarks.harness.results import Results
@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
         machine=machine.describe(),
     )
     _more_descriptors()
+    stop.listen()
     code = 0
     with tempfile.TemporaryDirectory(prefix="broker-benchmarks-") as folder:
         bench = Bench(results, QUICK if arguments.quick else FULL, arguments.results, Controls(Path(folder)))
@@ -56,6 +57,7 @@ def main(argv: list[str]) -> int:
 def _measure(bench: Bench, parts: list[str]) -> None:
     if "ratios" in parts:
         for ratio in ratios.RATIOS:
+            stop.look()
             row = ratio.run(bench)
             bench.results.rows.append(row)
             bench.keep()

@@ -16,7 +16,7 @@ ECHO = 'say(output_json=request.get("input_json", ""))'
 def serve(start, tmp_path, body, **script):
     """One process, so that everybody's calls share its pipe."""
     binary = scripted(tmp_path, body, **script)
-    return start(config=f'[[toolhost]]\nname = "a"\nbinary = "{binary}"\nmin = 1\nmax = 1\n')
+    return start(config=f'[[toolhost]]\nname = "a"\nbinary = "{binary}"\nmin = 1\nmax = 1\ntimeout_seconds = 5\n')
 
 
 def flood(broker, callers, calls, special):
