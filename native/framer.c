@@ -1,4 +1,5 @@
 /* framer.c: bytes in, lines out, the cap inside. The search for a line's end resumes where it stopped. */
+#include "buffer.h"
 #include "wire.h"
 
 #include <errno.h>
@@ -6,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { READ_SIZE = 64 * 1024 };
+enum { READ_SIZE = 64 * 1024, LONG_LINE = 1024 * 1024 };
 
 struct tb_framer {
     char *buf;
@@ -59,11 +60,12 @@ static int make_room(tb_framer *f) {
     }
     size_t want = f->capacity ? f->capacity * 2 : READ_SIZE;
     while (want - held < READ_SIZE) want *= 2;
+    if (want > LONG_LINE) want = bound; /* it costs nothing until it is touched, and need not be moved again */
     want = min_size(want, bound);
     if (want <= f->capacity) return 0; /* at the bound: held <= cap + 1 there, so a read fits */
-    char *grown = realloc(f->buf, want);
-    if (!grown) return -ENOMEM;
-    f->buf = grown;
+    char *fresh = grown(f->buf, f->end, want);
+    if (!fresh) return -ENOMEM;
+    f->buf = fresh;
     f->capacity = want;
     return 0;
 }
@@ -97,9 +99,9 @@ int tb_framer_feed(tb_framer *f, const char *data, size_t len) {
         if (make_room(f)) return -ENOMEM;
         const size_t free_room = f->capacity - f->end;
         if (!free_room) { /* fed without taking lines: only the bound stops us, so grow past it */
-            char *grown = realloc(f->buf, f->capacity + len);
-            if (!grown) return -ENOMEM;
-            f->buf = grown;
+            char *fresh = grown(f->buf, f->end, f->capacity + len);
+            if (!fresh) return -ENOMEM;
+            f->buf = fresh;
             f->capacity += len;
             continue;
         }

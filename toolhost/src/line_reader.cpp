@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "io.h"
+#include "large_pages.h"
 #include "limits.h"
 
 namespace toolhost {
@@ -24,7 +25,9 @@ char* reserve(std::size_t bytes) {
 
 // Two bytes more than the cap tell a line that is too long from one that ends in \r\n exactly at it.
 LineReader::LineReader(int fd, std::size_t cap)
-    : fd_(fd), cap_(cap), capacity_(2 * cap + 2 + kReadBytes), buffer_(reserve(capacity_ + kPadding)) {}
+    : fd_(fd), cap_(cap), capacity_(2 * cap + 2 + kReadBytes), buffer_(reserve(capacity_ + kPadding)) {
+    in_large_pages(buffer_ + kKeepBytes, capacity_ + kPadding - kKeepBytes);
+}
 
 LineReader::~LineReader() { munmap(buffer_, capacity_ + kPadding); }
 
@@ -81,7 +84,8 @@ void LineReader::fill() {
         start_ = 0;
     }
     if (touched_ > kKeepBytes && end_ < kReadBytes) {
-        madvise(buffer_ + kKeepBytes, capacity_ + kPadding - kKeepBytes, MADV_DONTNEED);
+        char* const rest = at_large_page(buffer_ + kKeepBytes);
+        madvise(rest, static_cast<std::size_t>(buffer_ + capacity_ + kPadding - rest), MADV_DONTNEED);
         touched_ = 0;
     }
     const ssize_t got = read_some(fd_, buffer_ + end_, std::min(kReadBytes, capacity_ - end_));

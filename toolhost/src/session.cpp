@@ -6,6 +6,7 @@
 #include "clock.h"
 #include "environment.h"
 #include "json_text.h"
+#include "large_pages.h"
 #include "reply.h"
 #include "run_tool.h"
 #include "state_json.h"
@@ -42,6 +43,10 @@ void Session::call(const Tool& tool, const Request& request, Text& reply) {
 void Session::run(const Tool& tool, const Request& request, Text& reply) {
     if (!before_.slots.empty()) before_.slots.clear();
     if (!state_.slots.empty()) before_ = state_;
+    if (input_.capacity() < request.input_json.size()) {
+        input_.reserve(request.input_json.size());
+        in_large_pages(input_.data(), input_.capacity());
+    }
     input_.assign(request.input_json);
 
     ToolResult result = run_tool(tool, input_, state_);

@@ -2,8 +2,11 @@
 #include "input.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
+
+#include "large_pages.h"
 
 namespace support {
 namespace {
@@ -14,9 +17,21 @@ std::string take(char* written, std::size_t size) {
     return {written, size};
 }
 
+// What yyjson reads in place: a copy, with its padding.
+char* copied(const std::string& json) {
+    char* const copy = static_cast<char*>(std::malloc(json.size() + YYJSON_PADDING_SIZE));
+    if (copy == nullptr) throw std::bad_alloc();
+    toolhost::in_large_pages(copy, json.size());
+    std::memcpy(copy, json.data(), json.size());
+    std::memset(copy + json.size(), 0, YYJSON_PADDING_SIZE);
+    return copy;
+}
+
 }  // namespace
 
-Input::Input(const std::string& json) : doc_(yyjson_read(json.data(), json.size(), 0)) {
+Input::Input(const std::string& json)
+    : text_(copied(json), &std::free),
+      doc_(yyjson_read_opts(text_.get(), json.size(), YYJSON_READ_INSITU, nullptr, nullptr)) {
     if (yyjson_is_obj(yyjson_doc_get_root(doc_))) return;
     yyjson_doc_free(doc_);
     throw BadInput("input_json must be a JSON object");

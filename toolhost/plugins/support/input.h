@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,7 @@ public:
 private:
     yyjson_val* get(const char* name) const { return yyjson_obj_get(yyjson_doc_get_root(doc_), name); }
 
+    std::unique_ptr<char, void (*)(void*)> text_;
     yyjson_doc* doc_;
 };
 
