@@ -17,7 +17,7 @@ help:
 	@echo "make clean  remove $(VENV) and build/"
 
 run: $(VENV)/.installed
-	@exec $(BIN)/broker serve
+	@exec $(BIN)/broker serve --http 127.0.0.1:8080
 
 test: $(VENV)/.installed-dev lint build/ctest/CMakeCache.txt
 	@$(BIN)/cmake --build build/ctest --parallel >build/ctest.log 2>&1 || { cat build/ctest.log; exit 1; }
@@ -57,7 +57,7 @@ $(VENV)/.checked:
 # Editable: Python edits are live; an edit to C or C++ rebuilds, incrementally, in build/.
 $(VENV)/.installed: $(VENV)/.checked $(COMPILED)
 	@echo "installing into $(VENV) (a minute the first time) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[http]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.checked $(COMPILED)

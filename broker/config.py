@@ -131,6 +131,34 @@ class Principal(Struct, forbid_unknown_fields=True, kw_only=True):
     operator: bool = False
 
 
+class Card(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[tool]]: what people read about a tool, and the schema that its input has to fit."""
+
+    name: str = ""
+    description: str | None = None
+    version: str | None = None
+    stability: Literal["stable", "experimental", "deprecated"] | None = None
+    tags: tuple[str, ...] | None = None
+    examples: tuple[dict[str, Any], ...] | None = None
+    schema: dict[str, Any] | None = None
+
+
+class Http(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[http]: tools over HTTP, metrics and the page."""
+
+    listen: str = ""  # HOST:PORT; empty: no HTTP
+    jobs: str = ""  # the folder of jobs and their artifacts; empty: the default, in this user's state directory
+    job_seconds: Seconds = 7 * 86400.0  # jobs older than that are removed,
+    job_bytes: Positive = 1024 * MB  # and the oldest ones, when all of them together are larger
+    body_bytes: Positive = 2_000_000  # of AutoSage's routes; the others have limits.request_bytes
+    max_connections: Positive = 4096
+    max_calls: Positive = 1024  # under way; then 429
+    header_seconds: Seconds = 10.0  # for a request's head; its body has limits.line_seconds
+    idle_seconds: Seconds = 75.0  # between two requests
+    tools_path: str = "/tools"  # namel3ss' service runner
+    cors: list[str] = []  # origins of other pages that may call; none
+
+
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     server: Server = msgspec.field(default_factory=Server)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -140,6 +168,8 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     principal: list[Principal] = msgspec.field(default_factory=list)
     toolhost: list[Toolhost] = msgspec.field(default_factory=list)
     oneshot: list[OneShot] = msgspec.field(default_factory=list)
+    http: Http = msgspec.field(default_factory=Http)
+    tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
 
@@ -149,6 +179,7 @@ TABLES: dict[str, type[Struct]] = {
     "idempotency": Idempotency,
     "lease": Lease,
     "breaker": Breaker,
+    "http": Http,
 }
 
 # What Machina's users have in their environment, and which setting it is here.
@@ -247,7 +278,8 @@ def _alternatives(kind: type[Struct], key: str) -> str:
     return f"did you mean `{near[0]}`?" if near else "there are: " + ", ".join(kind.__struct_fields__)
 
 
-_SECTIONS: dict[str, type[Struct]] = {**TABLES, "toolhost": Toolhost, "oneshot": OneShot, "principal": Principal}
+_LISTS: dict[str, type[Struct]] = {"toolhost": Toolhost, "oneshot": OneShot, "principal": Principal, "tool": Card}
+_SECTIONS: dict[str, type[Struct]] = {**TABLES, **_LISTS}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
@@ -331,8 +363,18 @@ def _check(config: Config, path: Path | None) -> None:
         if one.name in named:
             raise ConfigError(f"{file}: two [[oneshot]] are called {one.name}; give one of them another name")
         named.add(one.name)
+    cards: set[str] = set()
+    for card in config.tool:
+        if not card.name or card.name in cards:
+            what = f"two [[tool]] are about {card.name}" if card.name else "a [[tool]] has no name"
+            raise ConfigError(f"{file}: {what}; each says which tool it is about, once")
+        cards.add(card.name)
     if config.server.tcp:
         address(config.server.tcp, "server.tcp")
+    if config.http.listen:
+        address(config.http.listen, "http.listen")
+    if not config.http.tools_path.startswith("/"):
+        raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from broker import errors
 from broker.config import Config
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Caller, Sink, Tool, Work
+from broker.model import HUNG_UP, Caller, Named, Sink, Tool, Work
 from broker.observe.audit import Audit
 from broker.policy import sessions
 from broker.policy.breaker import State
@@ -71,6 +71,8 @@ class Dispatcher:
             return refusal
         if self.is_too_large(call.lines):
             return self.too_large("the call, written as a toolhost reads it,")
+        if call.tool.schema is not None and (problem := call.tool.schema.problem(call.input_json())):
+            return Refusal(errors.BAD_REQUEST, problem)
         state = None
         if call.ds_state is not None:
             try:
@@ -116,7 +118,7 @@ class Dispatcher:
             for follower in waiting:
                 follower.sink.repeat(follower.work, entry)
 
-    def rights(self, tool: Tool, caller: Caller) -> Refusal | None:
+    def rights(self, tool: Tool, caller: Named) -> Refusal | None:
         if caller.rights.allow(tool):
             return None
         return Refusal(errors.FORBIDDEN, f"{caller.principal} may not call {tool.name} (see [[principal]])")

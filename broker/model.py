@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,6 +12,7 @@ from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.policy.breaker import Breaker
 from broker.policy.leases import tier_of
+from broker.policy.schema import Schema
 
 if TYPE_CHECKING:
     from broker.policy.idempotency import Entry
@@ -24,7 +25,7 @@ NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhos
 HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")  # what becomes of calls that nobody waits for
 
 
-class ToolInfo(msgspec.Struct, frozen=True):
+class ToolInfo(msgspec.Struct, frozen=True, rename={"schema": "input_schema"}):
     """What a toolhost says of a tool (`--list`)."""
 
     aid: str
@@ -33,6 +34,12 @@ class ToolInfo(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     side_effects: tuple[str, ...] = ()
     replay_inputs: tuple[str, ...] = ()
+    description: str = ""
+    version: str = "1"
+    stability: Literal["stable", "experimental", "deprecated"] = "experimental"
+    examples: tuple[dict[str, Any], ...] = ()
+    schema: dict[str, Any] | None = None
+    checks: bool = False  # it checks its input itself: the schema is for readers
 
 
 class Tool:
@@ -50,6 +57,7 @@ class Tool:
         "info",
         "name",
         "runtime",
+        "schema",
         "stats",
         "tier",
         "timeout",
@@ -61,8 +69,7 @@ class Tool:
         self.index = index
         self.name = info.aid
         self.head = b'{"aid":' + _encode(info.aid) + b',"ds_state":{"slots":{}},"input_json":'  # of a plain call's line
-        self.info = info
-        self.tier = tier_of(info.aid, info.side_effects)
+        self.describe(info)
         self.breaker = breaker
         self.counts_errors = False  # its own errors count for the breaker
         self.runtime = runtime
@@ -76,6 +83,13 @@ class Tool:
         self.untold = 0  # calls that went well and that nobody has been told of yet,
         self.used = 0.0  # and when the last of them was
 
+    def describe(self, info: ToolInfo) -> None:
+        """What it is now."""
+        self.info = info
+        self.tier = tier_of(info.aid, info.side_effects)
+        enforced = info.schema if not info.checks else None
+        self.schema = Schema(enforced, info.aid) if enforced is not None else None  # its input has to fit
+
     def trust(self, clean: int) -> None:
         """So many calls in a row have kept to the protocol."""
         self.clean = clean
@@ -87,11 +101,27 @@ class Tool:
         self.stats.cost = self.stats.best = 0.0
 
 
-class Caller(Protocol):
+class Place(NamedTuple):
+    """Where files of a call may be put."""
+
+    job: str  # its name
+    folder: str
+    largest: int  # bytes of a file
+
+
+class Named(Protocol):
+    """Somebody with rights."""
+
+    @property
+    def principal(self) -> str: ...
+
+    @property
+    def rights(self) -> Rights: ...
+
+
+class Caller(Named, Protocol):
     """Who asked: calls wait in turn by caller, and are dropped when it hangs up."""
 
-    principal: str
-    rights: Rights
     number: int  # no other caller has it
     line: Any  # its place on the board (tb_caller *), or None: replies to it pass through its sink only
 
@@ -141,6 +171,8 @@ Judge = Callable[["Work"], Refusal | None]
 class Runtime(Protocol):
     """How a tool is run."""
 
+    files: bool  # its tools may leave files in the folder of a call's job
+
     def submit(self, work: Work, now: float) -> None:
         """Takes the work over. Each of its calls is delivered or refused, once."""
 
@@ -179,6 +211,7 @@ class Work:
         "count",
         "entries",
         "ids",
+        "job",
         "lines",
         "moved",
         "moves",
@@ -206,6 +239,7 @@ class Work:
         self.ticket: Ticket | None = None
         self.suspect = tool  # of a line of our own: whose call it is about
         self.entries: list[Any] | None = None  # of a run of calls with keys, one a call (tb_entry *, held)
+        self.job: Place | None = None  # where files of its may be put
         self.at = -1  # the place of its first reply in the caller's order; negative: it may overtake
 
     def weight(self) -> int:
@@ -226,6 +260,7 @@ class Work:
         first.moved = self.moved
         first.moves = self.moves
         first.ticket = self.ticket
+        first.job = self.job
         if self.entries is not None:
             first.entries, self.entries = self.entries[:count], self.entries[count:]
         first.at = self.at

@@ -12,7 +12,6 @@ from broker.config import Breaker as BreakerSettings
 from broker.errors import ConfigError
 from broker.model import Runtime, Tool, ToolInfo
 from broker.policy.breaker import Breaker, Settings, State
-from broker.policy.leases import tier_of
 from broker.policy.rights import Rights
 
 
@@ -97,8 +96,10 @@ class Registry:
         return self._plain[rights]
 
     def gate(self, tool: Tool) -> None:
-        """Plain calls need no look while the breaker is closed, no lease is asked for, and the caller has the right."""
+        """Plain calls need no look while the breaker is closed, no lease is asked for, no schema has to be fitted, and
+        the caller has the right."""
         closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
+        closed = closed or tool.schema is not None
         for rights, table in self._tables.items():
             lib.tb_tools_open(table, tool.index, not closed and rights.allow(tool))
         for rights, plain in self._plain.items():
@@ -133,8 +134,7 @@ class Registry:
         gone = []
         for tool in self.of(runtime):
             if tool.name in now:
-                tool.info = now.pop(tool.name)
-                tool.tier = tier_of(tool.name, tool.info.side_effects)
+                tool.describe(now.pop(tool.name))
                 self.gate(tool)
                 tool.forget()
             else:

@@ -10,8 +10,9 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker import config, errors
 from broker._native import lib
@@ -19,10 +20,11 @@ from broker.config import Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
-from broker.faces.machina.connection import Connection
 from broker.faces.machina.listener import MachinaFace
+from broker.jobs import Jobs
+from broker.manifest import advice, described
 from broker.model import Tool, ToolInfo
-from broker.observe.audit import Audit, default_path
+from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool import process
@@ -32,12 +34,16 @@ from broker.pool.pool import Pool
 from broker.pool.process import Spawner, Spec
 from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
+from broker.runtimes.builtin import Builtin
 from broker.runtimes.commands import Commands
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.serve import ServeRuntime
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
+
+if TYPE_CHECKING:
+    from broker.faces.http.face import HttpFace
 
 RATE_SECONDS = 2.0
 REAP_SECONDS = 5.0  # for killed processes to be gone at the end
@@ -69,11 +75,13 @@ class Broker:
             Book(settings.principal),
             log,
             Control(self),
-            self._hung_up,
+            self.forget,
             self._pump,
-            self._refreshed,
+            self.refreshed,
             self.door,
         )
+        self.http: HttpFace | None = None
+        self.jobs: Jobs | None = None
         self.started = time.monotonic()
         self.rate = 0.0  # calls a second, recently
         self._rated = (self.started, 0)
@@ -92,6 +100,9 @@ class Broker:
         for runtime, spec, tools in await self._learn(self.settings):
             self._add(runtime, spec, tools)
         self._use_commands(self.settings)
+        if self.settings.http.listen:
+            self._open_http()
+        self._mind_names()
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
         self._janitor = Janitor(self.core, [self._expire], self.pools)
@@ -103,8 +114,34 @@ class Broker:
             trusted = self.settings.server.insecure or self.door.locked()
             host, port = self.face.listen_tcp(self.settings.server.tcp, trusted=trusted)
             places.append(f"tcp:{host}:{port}")
+        if self.http is not None:
+            places.append(await self.http.start())
         self._serving = True
         return places
+
+    def _open_http(self) -> None:
+        """The listener, the folder of jobs, and the tools that come with it; nobody is answered yet."""
+        try:
+            from broker.faces.http.face import HttpFace
+        except ImportError as error:
+            raise ConfigError(f"HTTP needs {error.name}: pip install 'toolhost-broker[http]'") from None
+        self.http = HttpFace(self)
+        settings = self.settings.http
+        folder = Path(settings.jobs or default_state(os.environ) / f"jobs-{self.http.port}")
+        self.jobs = Jobs(folder, settings.job_seconds, settings.job_bytes, self.log)
+        self.jobs.open()
+        builtin = Builtin(self.dispatcher, self.jobs)
+        for info in described(builtin.tools, {card.name: card for card in self.settings.tool}):
+            self.registry.add(info, builtin)
+
+    def _mind_names(self) -> None:
+        """What is not as AutoSage's users expect, and what is said of tools that are not there."""
+        for tool in self.registry:
+            if said := advice(tool.name):
+                self.log.warning("unusual name of a tool", aid=tool.name, advice=said)
+        for card in self.settings.tool:
+            if self.registry.get(card.name) is None:
+                self.log.warning("[[tool]] is about a tool that is not there", aid=card.name)
 
     async def _learn(self, settings: Config) -> list[tuple[ServeRuntime, Spec, list[ToolInfo]]]:
         """Asks every toolhost for its tools, all at once."""
@@ -126,10 +163,11 @@ class Broker:
         for command in self.commands:
             for tool in self.registry.of(command):
                 self.registry.remove(tool)
+        cards = {card.name: card for card in settings.tool}
         old, self.commands = self.commands, []
         for one in settings.oneshot:
             command = Commands(one, settings.limits, self.core, self.log)
-            self.registry.add(describe(one), command)
+            self.registry.add(described([describe(one)], cards)[0], command)
             self.commands.append(command)
         for command in old:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
@@ -159,6 +197,8 @@ class Broker:
             command.expire(now)
         self.dispatcher.expire(now)
         self.face.expire(now)
+        if self.http is not None:
+            self.http.expire(now)
         since, before = self._rated
         if now - since >= RATE_SECONDS:
             self.dispatcher.catch_up_all()
@@ -184,11 +224,12 @@ class Broker:
 
         self.core.loop.call_soon(run)
 
-    def _hung_up(self, connection: Connection) -> None:
+    def forget(self, caller: Hashable) -> None:
+        """It has hung up: what it has waiting is dropped."""
         for pool in self.everything():
-            pool.forget(connection)
+            pool.forget(caller)
 
-    def _refreshed(self) -> Awaitable[object] | None:
+    def refreshed(self) -> Awaitable[object] | None:
         """Plugins that are being read anew, if any; their files are looked at now."""
         tasks = [task for runtime in self.runtimes if (task := runtime.refreshing()) is not None]
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
@@ -235,7 +276,12 @@ class Broker:
             self._use_commands(settings)
             self.settings.toolhost = settings.toolhost
             self.settings.oneshot = settings.oneshot
-            self.face.use_rights(Book(settings.principal))
+            self.settings.tool = settings.tool
+            self._mind_names()
+            rights = Book(settings.principal)
+            self.face.use_rights(rights)
+            if self.http is not None:
+                self.http.use_rights(rights)
             self.dispatcher.revise()
             self.core.flush()
             text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
@@ -258,6 +304,8 @@ class Broker:
                 "draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections)
             )
         self.face.stop_accepting()
+        if self.http is not None:
+            self.http.stop_accepting()
         self.dispatcher.draining = True
         self.core.board.draining = True
         for runtime in self.runtimes:
@@ -278,6 +326,8 @@ class Broker:
             pool.close(killed)
         self.core.flush()
         await self._last_replies()
+        if self.http is not None:
+            await self.http.close()
         self.face.close()
         if self._janitor:
             self._janitor.stop()
@@ -287,6 +337,8 @@ class Broker:
         self.core.close()
         self._spawner.stop()
         process.end_orphans()
+        if self.jobs is not None:
+            self.jobs.close()
         self.audit.close()
         remove_directory(self._private)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Caller, Sink, Tool, Work
+from broker.model import HUNG_UP, Caller, Place, Sink, Tool, Work
 from broker.policy import sessions
 from broker.policy.breaker import Breaker
 from broker.policy.idempotency import Entry, new_entry
@@ -37,6 +37,15 @@ class Call(msgspec.Struct):
     lease: str = ""
     ds_state: bytes | None = None
     session: Hashable = None
+    job: Place | None = None  # where files of its may be put
+
+    def input_json(self) -> str:
+        """What the tool is given."""
+        return msgspec.json.decode(self.lines, type=_Line).input_json
+
+
+class _Line(msgspec.Struct):
+    input_json: str = "{}"
 
 
 class Follower(NamedTuple):
@@ -141,6 +150,7 @@ class Ticket:
         work.ticket = self if lent else None
         work.moved = self.weight > 0  # it has waited for its session
         work.at = self.call.at
+        work.job = call.job
         return work
 
     def _submit(self, lines: bytes, now: float) -> None:

@@ -1,5 +1,6 @@
 /* json.c: a strict, iterative JSON reader (RFC 8259, UTF-8, bounded depth) that validates and finds ends. */
 #include "json.h"
+#include "wire.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -308,4 +309,10 @@ size_t json_unescape(const char *text, size_t len, char *out) {
         o += put_utf8(unit, o);
     }
     return (size_t)(o - out);
+}
+
+int tb_json_check(const char *text, size_t len, int32_t max_depth) {
+    json_reader r = {.begin = text, .p = text, .end = text + len, .max_depth = max_depth};
+    if (json_space(&r) && json_value(&r, 0) && json_space(&r) && r.p == r.end) return TB_OK;
+    return r.too_deep ? TB_TOO_DEEP : TB_INVALID_JSON;
 }

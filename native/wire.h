@@ -117,6 +117,8 @@ tb_batch *tb_batch_new(void);
 void tb_batch_free(tb_batch *b);
 /* Takes up to max_lines lines from the framer. The view is valid until the next scan. 0, or -ENOMEM. */
 int tb_scan(tb_framer *f, const tb_tools *tools, tb_batch *b, int32_t max_lines, int32_t max_depth, tb_view *view);
+/* One JSON text alone, in the scanner's eyes: TB_OK, TB_INVALID_JSON or TB_TOO_DEEP. */
+int tb_json_check(const char *text, size_t len, int32_t max_depth);
 /* Offset behind the n-th line end of `data`, or len. */
 size_t tb_skip_lines(const char *data, size_t len, size_t n);
 

@@ -36,7 +36,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--socket", metavar="PATH", help="Unix socket for callers; the operator's is PATH.operator")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="listen on TCP as well")
-    parser.add_argument("--insecure", action="store_true", default=None, help="allow --tcp beyond loopback")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="serve HTTP: the tools, metrics, and a page that shows both"
+    )
+    parser.add_argument("--insecure", action="store_true", default=None, help="allow --tcp, --http beyond loopback")
     parser.add_argument("--plugin", metavar="PATH", action="append", help="a plugin to serve; may be repeated")
     parser.add_argument("--toolhost", metavar="BIN", help="the executable that runs the plugins (default: ours)")
     parser.add_argument("--config", metavar="FILE", help="broker.toml (default: ./broker.toml, then ~/.config)")
@@ -51,6 +54,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
         ("server", "socket"): arguments.socket,
         ("server", "tcp"): arguments.tcp,
         ("server", "insecure"): arguments.insecure,
+        ("http", "listen"): arguments.http,
     }
     loaded = config.load(arguments.config, flags, os.environ)
     toolhosts.add(loaded, arguments.plugin or [], arguments.toolhost, os.environ)

@@ -51,6 +51,11 @@ class Audit:
             os.close(fd)
 
 
-def default_path(environ: Mapping[str, str]) -> str:
+def default_state(environ: Mapping[str, str]) -> Path:
+    """Where this user's broker keeps what outlives it."""
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
-    return os.path.join(state, "toolhost-broker", "audit.jsonl")
+    return Path(state, "toolhost-broker")
+
+
+def default_path(environ: Mapping[str, str]) -> str:
+    return str(default_state(environ) / "audit.jsonl")

@@ -24,6 +24,8 @@ from broker.runtimes.oneshot import count, run_command
 class Commands:
     """One command: a runtime whose calls cost a start each time."""
 
+    files = True
+
     def __init__(self, settings: Settings, limits: Limits, core: Core, log: Log) -> None:
         self.settings = settings
         self.source = " ".join(settings.command)
@@ -72,7 +74,7 @@ class Commands:
         """In a thread."""
         try:
             return run_command(
-                self.settings, self._limits, work.tool.name, work.lines, work.timeout, self._born, self._gone
+                self.settings, self._limits, work.tool.name, work.lines, work.timeout, self._born, self._gone, work.job
             )
         except Exception as error:
             return Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}", ran=True)

@@ -16,7 +16,7 @@ from broker import errors
 from broker.config import Limits
 from broker.config import OneShot as Settings
 from broker.errors import Refusal
-from broker.model import Caller, Judge, Policy, Ticket, Tool, ToolInfo, Work
+from broker.model import Caller, Judge, Place, Policy, Ticket, Tool, ToolInfo, Work
 from broker.pool import process, verdicts
 from broker.pool.fleet import Shared
 from broker.pool.process import Process, SpawnError, Spec
@@ -42,6 +42,7 @@ def run_command(
     seconds: float,
     born: Told = lambda _: None,
     gone: Told = lambda _: None,
+    place: Place | None = None,
 ) -> bytes | Refusal:
     """The one object that it prints, or what went wrong. Blocking; whoever wants to end it is told of the process."""
     program = shutil.which(settings.command[0])
@@ -51,7 +52,11 @@ def run_command(
     if "\0" in aid:
         return Refusal(errors.NOT_FOUND, f"tool not found: {aid!r}")
     command = (program, *settings.command[1:], aid)
-    spec = Spec(command, {**os.environ, **settings.env}, settings.cwd or None, fenced=False)
+    environment = {**os.environ, **settings.env}
+    if place is not None:
+        os.makedirs(place.folder, mode=0o700, exist_ok=True)
+        environment |= {"BROKER_JOB_ID": place.job, "BROKER_JOB_DIR": place.folder}
+    spec = Spec(command, environment, settings.cwd or None, fenced=False)
     try:
         child, output, said, ended = run_process(spec, line, seconds, limits.reply_bytes, born, gone)
     except SpawnError as error:
@@ -82,6 +87,8 @@ def run_process(
 
 class OneShot:
     """A runtime without warm processes, whose calls are run by the threads that bring them."""
+
+    files = False
 
     def __init__(self, settings: Settings, shared: Shared, outgrown: Callable[[Tool], bool] | None = None) -> None:
         self.source = " ".join(settings.command)

@@ -11,15 +11,16 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from broker import where
 from broker._native import lib
-from broker.config import Config, Limits, Toolhost
+from broker.config import Card, Config, Limits, Toolhost
 from broker.errors import ConfigError
+from broker.manifest import beside, described
 from broker.model import ToolInfo
 from broker.observe.log import Log
 from broker.pool import process
@@ -95,9 +96,12 @@ class Plugin:
 class Program:
     """What one pool runs: a [[toolhost]] with one of its plugins, or without any."""
 
-    def __init__(self, settings: Toolhost, plugin: str | None, limits: Limits, private: Path) -> None:
+    def __init__(
+        self, settings: Toolhost, plugin: str | None, limits: Limits, private: Path, cards: Mapping[str, Card]
+    ) -> None:
         self.settings = settings
         self.limits = limits
+        self._cards = cards
         self.binary = settings.binary or where.toolhost()
         self.source = plugin or self.binary  # what messages call it
         self.name = settings.name
@@ -133,7 +137,8 @@ class Program:
                 log.warning("tool left out: its name is not an AID, AID.<PART>….v<N>", aid=tool.aid, plugin=self.source)
             else:
                 served.append(tool)
-        return self._spec("--serve", arguments), served
+        manifest = beside(self.plugin.source) if self.plugin else {}
+        return self._spec("--serve", arguments), described(served, manifest, self._cards)
 
     def give_up(self) -> None:
         """Whatever `learn` is waiting for, it stops."""
@@ -194,11 +199,11 @@ def remove_directory(directory: Path) -> None:
 
 def programs(settings: Config, private: Path) -> Iterator[Program]:
     """All that a configuration names."""
+    cards = {card.name: card for card in settings.tool}
     for host in settings.toolhost:
-        if not host.plugins:
-            yield Program(host, None, settings.limits, private)
-        for plugin in host.plugins:
-            yield Program(host, plugin, settings.limits, private)
+        plugins: list[str | None] = [*host.plugins] or [None]
+        for plugin in plugins:
+            yield Program(host, plugin, settings.limits, private, cards)
 
 
 def _run(spec: Spec, seconds: float, given_up: threading.Event) -> tuple[bytes, str, str]:

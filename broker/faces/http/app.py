@@ -1,0 +1,140 @@
+"""The ASGI app: who asks, which route, and an answer to every request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from broker import errors
+from broker.errors import Refusal
+from broker.faces.http.caller import Asker
+from broker.faces.http.request import HungUp, Request, Response, refused, trouble
+
+if TYPE_CHECKING:
+    from broker.config import Http
+    from broker.policy.rights import Book
+    from broker.server import Broker
+
+Handler = Callable[[Request], Awaitable[Response]]
+ANONYMOUS = "http:anonymous"
+OPEN = {"/healthz", "/livez", "/readyz"}  # whoever watches us has no token
+UNKNOWN = trouble(404, "not_found", "Unknown route.")
+
+
+class App:
+    def __init__(self, broker: Broker, settings: Http, loopback: bool, host: str) -> None:
+        self._broker = broker
+        self._cors = {origin.encode() for origin in settings.cors}
+        self._loopback = loopback
+        self._insecure = broker.settings.server.insecure
+        self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.encode(), f"[{host}]".encode()}
+        self._routes: dict[tuple[str, str], Handler] = {}
+        self._prefixes: list[tuple[str, str, Handler]] = []
+        self._shapes: dict[str, Callable[[Request, Response, Refusal], Response]] = {}
+        self.use_rights(broker.face.rights)
+
+    def use_rights(self, rights: Book) -> None:
+        self._rights = rights
+        self._anonymous = self._asker(ANONYMOUS)
+
+    def _asker(self, principal: str) -> Asker:
+        rights = self._rights.of(principal)
+        return Asker(principal, rights, rights.operator and principal != ANONYMOUS)
+
+    def route(self, method: str, path: str, handler: Handler) -> None:
+        """A path that ends with `/*` stands for all below it."""
+        if path.endswith("/*"):
+            self._prefixes.append((method, path[:-1], handler))
+        else:
+            self._routes[method, path] = handler
+
+    def shape(self, path: str, refuse: Callable[[Request, Response, Refusal], Response]) -> None:
+        """How a route says what it is not even asked about: its clients know one form of answer."""
+        self._shapes[path] = refuse
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except HungUp:
+            return
+        except Exception as error:
+            self._broker.log.error("internal error", route=request.path, reason=repr(error))
+            response = refused(Refusal(errors.INTERNAL, "the broker made a mistake; its log says which"))
+        await self._send(request, response, send)
+
+    async def _answer(self, request: Request) -> Response:
+        method, path = request.method, request.path
+        handler = self._routes.get((method, path))
+        if handler is None:
+            handler = next((h for m, start, h in self._prefixes if m == method and path.startswith(start)), None)
+        refusal = self._identify(request)
+        if refusal is not None and path not in OPEN:
+            response, shape = refused(refusal), self._shapes.get(path)
+            return shape(request, response, refusal) if shape is not None and method == "POST" else response
+        if method == "OPTIONS" and request.headers.get(b"origin") in self._cors:
+            return Response(
+                204, b"", b"", ((b"access-control-allow-headers", b"*"), (b"access-control-max-age", b"600"))
+            )
+        return await handler(request) if handler is not None else UNKNOWN
+
+    # --- who is it? -------------------------------------------------------------------------------------------------
+
+    def _identify(self, request: Request) -> Refusal | None:
+        headers = request.headers
+        shown = headers.get(b"authorization")
+        request.asker = self._anonymous
+        if shown is not None:
+            kind, _, secret = shown.decode("latin-1").partition(" ")
+            token = self._broker.door.find(secret.strip()) if kind.lower() == "bearer" else None
+            if token is None:
+                text = "there is no such token (Authorization: Bearer …); `broker token new NAME` makes one"
+                return Refusal(errors.FORBIDDEN, text)
+            request.asker = self._asker(f"token:{token.name}")
+            return None
+        if not self._loopback:
+            if self._insecure:
+                return None
+            return Refusal(
+                errors.FORBIDDEN, "a token is needed: Authorization: Bearer …; `broker token new NAME` makes one"
+            )
+        return self._from_a_page(request)
+
+    def _from_a_page(self, request: Request) -> Refusal | None:
+        """Whoever has no token is on this machine; but so is a browser, which pages from elsewhere may use."""
+        headers = request.headers
+        host = headers.get(b"host", b"localhost")
+        if host not in self._hosts and host.rpartition(b":")[0] not in self._hosts:
+            shown = host.decode("latin-1")
+            return Refusal(errors.FORBIDDEN, f"Host {shown!r} is not this machine; use 127.0.0.1, or a token")
+        origin = headers.get(b"origin")
+        if origin is not None and origin not in self._cors and origin.partition(b"://")[2] != host:
+            return Refusal(errors.FORBIDDEN, "pages from elsewhere may not call (http.cors)")
+        if request.method == "POST":
+            kind = headers.get(b"content-type")
+            if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
+                return Refusal(errors.BAD_REQUEST, "Content-Type must be application/json")
+        return None
+
+    # --- the answer -------------------------------------------------------------------------------------------------
+
+    async def _send(self, request: Request, response: Response, send: Any) -> None:
+        body = response.body
+        headers = [(b"x-request-id", request.id), *response.headers]
+        if response.type:
+            headers.append((b"content-type", response.type))
+        if isinstance(body, bytes):
+            headers.append((b"content-length", b"%d" % len(body)))
+        if b"traceparent" in request.headers and (trace := request.trace()):
+            headers.append((b"traceparent", trace))
+        if self._cors and (origin := request.headers.get(b"origin")) in self._cors:
+            headers += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body})
+            return
+        async for part in body:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,509 @@
+"""AutoSage's contract: tools listed and executed, each call a job with files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from broker import errors
+from broker.errors import Refusal
+from broker.faces.http import toolresult
+from broker.faces.http.caller import Asked, Asker, Caller
+from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
+from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
+from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
+from broker.model import Tool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from broker.faces.http.app import App
+    from broker.server import Broker
+
+STABILITIES = ("stable", "experimental", "deprecated")
+BUSY_SECONDS = 0.01  # between two looks whether the disk has caught up
+CHUNK = 256 * 1024
+EXECUTE, JOBS = "/v1/tools/execute", "/v1/jobs"
+NOT_JSON, FAILED_SUMMARY = "Failed to decode request JSON.", "Tool execution failed."
+FAULTS = {errors.BAD_REQUEST: "invalid_input", errors.NOT_FOUND: "unknown_tool", errors.OVERLOADED: "too_many_requests"}
+
+
+class Context(Struct):
+    limits: AskedLimits | None = None
+
+    def bounds(self) -> Limits | None:
+        return self.limits.bounds() if self.limits is not None else None
+
+
+class Execute(Struct):
+    """POST /v1/tools/execute. What AutoSage does not know of is ours."""
+
+    tool: str
+    input: Raw | UnsetType = UNSET
+    context: Context | None = None
+    idempotency_key: str = ""
+    lease_token: str = msgspec.field(name="_lease_token", default="")
+    ds_state: Raw | UnsetType = UNSET
+
+
+class NewJob(Struct):
+    """POST /v1/jobs."""
+
+    tool_name: str
+    input: Raw | UnsetType = UNSET
+    mode: Literal["sync", "async"] | None = None
+    wait_ms: int | None = None
+    limits: AskedLimits | None = None
+    idempotency_key: str = ""
+    lease_token: str = msgspec.field(name="_lease_token", default="")
+
+
+class Reply(Struct):
+    """A toolhost's, as far as it matters here."""
+
+    ok: bool = False
+    status: str | None = None
+    output_json: str = "null"
+    error: str = ""
+    ds_state: Raw | UnsetType = UNSET
+
+
+class Slot(Struct):
+    content_json: str = ""
+
+
+class State(Struct):
+    slots: dict[str, Slot] = {}
+
+
+class Outcome(NamedTuple):
+    """What became of a call: the HTTP status, the result, and how its job ends."""
+
+    http: int
+    result: ToolResult
+    code: str = ""  # where it failed
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+_execute = msgspec.json.Decoder(Execute)
+_new_job = msgspec.json.Decoder(NewJob)
+_reply = msgspec.json.Decoder(Reply)
+_state = msgspec.json.Decoder(State)
+
+
+class AutoSage:
+    def __init__(self, broker: Broker, caller: Caller, jobs: Jobs) -> None:
+        self._broker = broker
+        self._caller = caller
+        self._jobs = jobs
+        self._settings = broker.settings.http
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add_routes(self, app: App) -> None:
+        app.route("GET", "/v1/tools", self.tools)
+        app.route("POST", EXECUTE, self.execute)
+        app.route("POST", JOBS, self.new_job)
+        app.route("GET", f"{JOBS}/*", self.job)
+        app.shape(EXECUTE, _shaped)
+
+    # --- tools ------------------------------------------------------------------------------------------------------
+
+    async def tools(self, request: Request) -> Response:
+        asked = request.parameters()
+        stability = asked.get("stability", "").strip().lower()
+        if stability and stability not in STABILITIES:
+            text = "Invalid stability query value."
+            return trouble(400, "invalid_request", text, field="stability", accepted=STABILITIES)
+        tags = {tag.strip().lower() for tag in asked.get("tags", "").split(",")} - {""}
+        shown = [
+            descriptor(tool)
+            for tool in self._broker.registry
+            if request.asker.rights.allow(tool)
+            and stability in ("", tool.info.stability)
+            and (not tags or tags & {tag.lower() for tag in tool.info.tags})
+        ]
+        return answered({"tools": shown})
+
+    # --- execute ----------------------------------------------------------------------------------------------------
+
+    async def execute(self, request: Request) -> Response:
+        name = request.name
+        if self._running >= self._settings.max_calls:
+            return _error(name, 429, "unknown", "Server is busy; retry shortly.", "too_many_requests", AGAIN)
+        body = await request.body(self._settings.body_bytes)
+        if body is None:
+            text = f"Request body exceeds max size ({self._settings.body_bytes} bytes)."
+            return _error(name, 413, "unknown", text, "payload_too_large")
+        if not body:
+            text = "Tool execution request is missing a JSON body."
+            return _error(name, 400, "unknown", text, "invalid_request", stderr="Missing request body.")
+        try:
+            if not is_json(body, self._broker.settings.limits.depth):
+                raise msgspec.DecodeError
+            asked = _execute.decode(body)
+        except msgspec.DecodeError:
+            text = "Tool execution request body is invalid JSON."
+            return _error(name, 400, "unknown", text, "invalid_request", stderr=NOT_JSON)
+        tool = self._broker.registry.get(asked.tool) or await self._find(asked.tool)
+        if tool is None:
+            wanted = asked.tool.strip()
+            if not wanted:
+                stderr = "Missing required field: tool."
+                return _error(
+                    name, 400, "unknown", "tool must be a non-empty string.", "invalid_request", stderr=stderr
+                )
+            return _error(name, 404, wanted, f"Unsupported tool: {wanted}.", "unknown_tool", stderr="Unsupported tool.")
+        while self._jobs.behind():
+            await asyncio.sleep(BUSY_SECONDS)
+        limits = asked.context.bounds() if asked.context is not None else None
+        key = asked.idempotency_key or request.header(b"idempotency-key")
+        lease = asked.lease_token or request.header(b"broker-lease")
+        job = self._jobs.new(tool.name, body, None, request.asker.principal)
+        self._jobs.start(job)
+        outcome = await self._run(request, tool, asked.input, job, limits, key, lease, asked.ds_state)
+        outcome.result.metrics["request_id"] = name
+        response = toolresult.encoded(outcome.result)
+        self._end(job, outcome, response)
+        return Response(outcome.http, response, headers=outcome.headers)
+
+    async def _find(self, name: str) -> Tool | None:
+        """By its name without the blanks around it; or perhaps a plugin that has just been replaced has it."""
+        tool = self._broker.registry.get(name.strip())
+        if tool is None and (refreshed := self._broker.refreshed()) is not None:
+            await refreshed
+            tool = self._broker.registry.get(name.strip())
+        return tool
+
+    async def _run(
+        self,
+        request: Request,
+        tool: Tool,
+        given: Raw | UnsetType,
+        job: Job,
+        limits: Limits | None,
+        key: str,
+        lease: str,
+        ds_state: Raw | UnsetType = UNSET,
+    ) -> Outcome:
+        place = self._jobs.place(job, (limits or DEFAULT).max_artifact_bytes) if tool.runtime.files else None
+        asked = None
+        if limits is not None or key or lease or place is not None or ds_state is not UNSET:
+            timeout = max(1, limits.timeout_ms) if limits is not None else None
+            state = None if ds_state is UNSET else bytes(ds_state)
+            asked = Asked(timeout, key, lease, request.header(b"broker-session"), state, place)
+        text = bytes(given).decode() if given is not UNSET else "null" if place is not None else "{}"
+        begun = time.perf_counter()
+        self._running += 1
+        try:
+            answer = await self._answer(request, tool, text, asked)
+        finally:
+            self._running -= 1
+        outcome = self._outcome(tool, answer, job)
+        if tool.info.stability != "stable":
+            outcome.result.metrics["duration_ms"] = round((time.perf_counter() - begun) * 1000, 3)
+        outcome.result.metrics["job_id"] = job.id
+        toolresult.limit(outcome.result, limits or DEFAULT)
+        return outcome
+
+    async def _answer(self, request: Request, tool: Tool, text: str, asked: Asked | None) -> bytes | Refusal:
+        call = self._caller.begin(tool, text, request.asker, asked)
+        if request.link is not None:
+            request.link.call = call
+        answer = await call.answer
+        if request.link is not None:
+            request.link.call = None
+        return answer
+
+    def _outcome(self, tool: Tool, answer: bytes | Refusal, job: Job) -> Outcome:
+        """AutoSage's result of a reply, or of a refusal."""
+        if isinstance(answer, Refusal):
+            kind = answer.kind
+            code = FAULTS.get(kind, kind.code)
+            result = toolresult.failed(tool.name, FAILED_SUMMARY, answer.text, code, {})
+            return Outcome(kind.http, result, code, retry_after(answer))
+        reply = _reply.decode(answer)
+        if (reply.status or ("OK" if reply.ok else "")) != "OK":
+            bad = reply.status == "INVALID_PICK"
+            code = "invalid_input" if bad else errors.TOOL_ERROR.code
+            text = reply.error or f"{tool.name} failed"
+            return Outcome(400 if bad else 500, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
+        said = toolresult.reported(reply.output_json)
+        if said is not None:
+            said.solver = said.solver.strip() or tool.name
+            for one in said.artifacts:
+                one.path = one.path if one.path.startswith(f"{JOBS}/") else route(job.id, one.name)
+        else:
+            said = _plain(tool, reply.output_json, self._broker.settings.limits.depth)
+            if said is None:
+                text = "Tool output could not be normalized to the ToolResult contract."
+                code = "invalid_tool_output"
+                return Outcome(500, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
+        self._add_files(said, tool, job, reply)
+        return Outcome(200 if said.status.lower() == "ok" else 500, said)
+
+    def _add_files(self, said: ToolResult, tool: Tool, job: Job, reply: Reply) -> None:
+        """Artifacts that the tool has left in its state's slots, or in its job's folder."""
+        if reply.ds_state is not UNSET and b"content_json" in bytes(reply.ds_state):
+            folder = self._jobs.folder(job)
+            try:
+                slots = _state.decode(reply.ds_state).slots
+                folder.mkdir(mode=0o700, exist_ok=True)
+                for slot in sorted(slots, key=int):
+                    (folder / f"ds{int(slot)}.json").write_text(slots[slot].content_json, encoding="utf-8")
+            except (msgspec.DecodeError, ValueError, OSError) as error:
+                self._broker.log.warning("artifacts of a call's state are not kept", aid=tool.name, reason=str(error))
+        elif not tool.runtime.files:
+            return
+        known = {one.name for one in said.artifacts}
+        for name, size in sorted(self._jobs.files(job).items()):
+            if name not in known:
+                said.artifacts.append(Artifact(size, type_of(name), name, route(job.id, name)))
+
+    def _end(self, job: Job, outcome: Outcome, response: bytes) -> None:
+        if outcome.code:
+            self._jobs.fail(job, outcome.code, outcome.result.stderr, response)
+        else:
+            self._jobs.succeed(job, response, outcome.result.summary)
+
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    async def new_job(self, request: Request) -> Response:
+        if self._running >= self._settings.max_calls:
+            answer = trouble(429, "too_many_requests", "Server is busy; retry shortly.")
+            return answer._replace(headers=AGAIN)
+        body = await request.body(self._settings.body_bytes)
+        if body is None:
+            text = f"Request body exceeds max size ({self._settings.body_bytes} bytes)."
+            return trouble(413, "payload_too_large", text)
+        if not body:
+            return trouble(400, "invalid_request", "Missing request body.", field="body")
+        try:
+            if not is_json(body, self._broker.settings.limits.depth):
+                raise msgspec.DecodeError
+            asked = _new_job.decode(body)
+        except msgspec.DecodeError:
+            return trouble(400, "invalid_request", "Invalid JSON body.", reason="Failed to decode JSON.")
+        wanted = asked.tool_name.strip()
+        if not wanted:
+            return trouble(400, "invalid_request", "Missing required field: tool_name.", field="tool_name")
+        tool = await self._find(wanted)
+        if tool is None:
+            return trouble(400, "unknown_tool", f"Unsupported tool: {wanted}.", tool_name=wanted)
+        refusal = self._broker.dispatcher.refusal() or self._broker.dispatcher.rights(tool, request.asker)
+        if refusal is not None:
+            return refused(refusal)
+        while self._jobs.behind():
+            await asyncio.sleep(BUSY_SECONDS)
+        job = self._jobs.new(tool.name, body, _keys_of(asked.input), request.asker.principal)
+        self._jobs.save(job)
+        key = asked.idempotency_key or request.header(b"idempotency-key")
+        lease = asked.lease_token or request.header(b"broker-lease")
+        task = asyncio.create_task(self._work_off(request, tool, asked, job, key, lease))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if asked.mode != "sync":
+            return answered({"job_id": job.id, "status": job.status})
+        wait = max(1, min(5000 if asked.wait_ms is None else asked.wait_ms, 120_000))
+        await asyncio.wait((task,), timeout=wait / 1000)
+        if job.status in (SUCCEEDED, FAILED):
+            return answered({"job_id": job.id, "status": job.status, "job": record(job)})
+        return answered({"job_id": job.id, "status": job.status})
+
+    async def _work_off(self, request: Request, tool: Tool, asked: NewJob, job: Job, key: str, lease: str) -> None:
+        """In the background: who asked may hang up meanwhile."""
+        request.link = None
+        await asyncio.sleep(0)
+        self._jobs.start(job)
+        limits = asked.limits.bounds() if asked.limits is not None else None
+        try:
+            outcome = await self._run(request, tool, asked.input, job, limits, key, lease)
+            self._end(job, outcome, toolresult.encoded(outcome.result))
+        except Exception as error:
+            self._broker.log.error("internal error", aid=tool.name, reason=repr(error))
+            self._jobs.fail(job, errors.INTERNAL.code, "the broker made a mistake; its log says which")
+
+    async def job(self, request: Request) -> Response:
+        raw = request.scope["raw_path"].decode("latin-1")
+        parts = [part for part in raw.split("/") if part]  # v1, jobs, ID, artifacts, NAME
+        name = _decoded(parts[2]) if len(parts) > 2 else ""
+        if len(parts) not in (3, 4, 5) or (len(parts) > 3 and parts[3] != "artifacts"):
+            return trouble(404, "not_found", "Unknown route.")
+        job = self._jobs.get(name)
+        if job is None or not _may_see(request.asker, job):
+            return trouble(404, "not_found", f"Job not found: {name}.", job_id=name)
+        if len(parts) == 3:
+            return answered(record(job))
+        if len(parts) == 4:
+            return answered({"job_id": job.id, "files": self._files(job)})
+        return await self._file(job, _decoded(parts[4]))
+
+    def _files(self, job: Job) -> list[dict[str, Any]]:
+        sizes = self._jobs.files(job) | {name: len(content) for name, content in papers(job).items()}
+        return [
+            {"name": name, "path": route(job.id, name), "mime_type": type_of(name), "bytes": size}
+            for name, size in sorted(sizes.items())
+        ]
+
+    async def _file(self, job: Job, name: str) -> Response:
+        nosniff = ((b"x-content-type-options", b"nosniff"),)
+        kind = type_of(name).encode()
+        paper = papers(job).get(name)
+        if paper is not None:
+            return Response(200, paper, kind, nosniff)
+        fd = self._jobs.open_file(job, name)
+        if fd is None:
+            return trouble(404, "not_found", f"Artifact not found: {name}.", job_id=job.id, artifact_name=name)
+        size = os.fstat(fd).st_size
+        if size > CHUNK:
+            return Response(200, _read(fd, size), kind, (*nosniff, (b"content-length", b"%d" % size)))
+        try:
+            return Response(200, os.read(fd, size), kind, nosniff)
+        finally:
+            os.close(fd)
+
+    async def finish(self, seconds: float) -> None:
+        """The broker stops: jobs in the background have so long to end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+
+AGAIN = ((b"retry-after", b"1"),)
+
+
+def _error(
+    request: str,
+    status: int,
+    solver: str,
+    summary: str,
+    code: str,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    *,
+    stderr: str = "",
+) -> Response:
+    """What is wrong before there is a job."""
+    result = toolresult.failed(solver, summary, stderr or code, code, {"request_id": request})
+    return Response(status, toolresult.encoded(result), headers=headers)
+
+
+def _shaped(request: Request, response: Response, refusal: Refusal) -> Response:
+    """Also who may not even ask gets a ToolResult."""
+    kind = refusal.kind
+    return _error(request.name, kind.http, "unknown", FAILED_SUMMARY, kind.code, response.headers, stderr=refusal.text)
+
+
+def _plain(tool: Tool, output: str, depth: int) -> ToolResult | None:
+    """A tool's own output; None where it is not JSON."""
+    whole = output.encode()
+    if not is_json(whole, depth):
+        return None
+    return ToolResult(
+        artifacts=[],
+        exit_code=0,
+        metrics={},
+        output=UNSET if whole.strip() == b"null" else Raw(whole),
+        solver=tool.name,
+        status="ok",
+        stderr="",
+        stdout="",
+        summary=f"Ran {tool.name}.",
+    )
+
+
+def descriptor(tool: Tool) -> dict[str, Any]:
+    """A tool as AutoSage's clients read it."""
+    info = tool.info
+    text = info.description or f"{info.name or tool.name}: no description."
+    shown: dict[str, Any] = {
+        "name": tool.name,
+        "version": info.version,
+        "stability": info.stability,
+        "description": text,
+        "input_schema": info.schema
+        or {"type": "object", "description": f"Input of {tool.name}; any object.", "additionalProperties": True},
+    }
+    if info.tags:
+        shown["tags"] = info.tags
+    if info.examples:
+        shown["examples"] = info.examples
+    return shown
+
+
+def record(job: Job) -> dict[str, Any]:
+    """A job as its clients read it."""
+    shown: dict[str, Any] = {
+        "id": job.id,
+        "tool_name": job.tool,
+        "status": job.status,
+        "created_at": _clock(job.created),
+    }
+    for field, value in (("started_at", job.started), ("finished_at", job.finished)):
+        if value:
+            shown[field] = _clock(value)
+    if job.summary is not None:
+        shown["summary"] = job.summary
+    if job.status == SUCCEEDED and job.response:
+        shown["result"] = _result(job)
+    if job.error:
+        shown["error"] = Raw(job.error)
+    return shown
+
+
+def papers(job: Job) -> dict[str, bytes]:
+    """The files that every job has."""
+    summary = {key: value for key, value in record(job).items() if key not in ("result", "error")}
+    found = {"request.json": job.request, "summary.json": _pretty(summary)}
+    if job.status == SUCCEEDED:
+        found["result.json"] = _pretty(_result(job))
+    elif job.error:
+        found["error.json"] = _pretty(Raw(job.error))
+    return found
+
+
+def _result(job: Job) -> dict[str, Any]:
+    """The ToolResult, with what the tool has put out beside it, where no member has its name."""
+    result: dict[str, Any] = msgspec.json.decode(job.response)
+    output = result.get("output")
+    return {**output, **result} if isinstance(output, dict) else result
+
+
+def _pretty(value: Any) -> bytes:
+    return msgspec.json.format(toolresult.encode(value), indent=2)
+
+
+def _keys_of(given: Raw | UnsetType) -> str | None:
+    """What a job that has not begun says of itself."""
+    if given is UNSET or bytes(given).strip() == b"null":
+        return None
+    try:
+        return "Input keys: " + ", ".join(sorted(msgspec.json.decode(given, type=dict[str, Raw])))
+    except msgspec.DecodeError:
+        return "Input provided."
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when)) + f".{int(when % 1 * 1000):03d}Z"
+
+
+def _decoded(part: str) -> str:
+    return unquote(part, errors="replace")
+
+
+def _may_see(asker: Asker, job: Job) -> bool:
+    """Jobs are their callers', and the operator's."""
+    return asker.operator or job.who == asker.principal
+
+
+async def _read(fd: int, size: int) -> AsyncIterator[bytes]:
+    try:
+        while size > 0 and (part := await asyncio.to_thread(os.read, fd, min(CHUNK, size))):
+            size -= len(part)
+            yield part
+    finally:
+        os.close(fd)

@@ -1,0 +1,140 @@
+"""The HTTP face: an ASGI app on uvicorn, in the broker's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from broker.config import address
+from broker.errors import ConfigError
+from broker.faces.http.app import App
+from broker.faces.http.autosage import AutoSage
+from broker.faces.http.caller import Caller
+from broker.faces.http.namel3ss import Namel3ss
+from broker.faces.http.protocol import Rules, guarded
+from broker.faces.http.request import Request, Response, answered
+
+if TYPE_CHECKING:
+    from broker.policy.rights import Book
+    from broker.server import Broker
+
+BACKLOG = 1024
+LOOK_SECONDS = 0.5
+LAST_WORDS_SECONDS = 1.0
+
+
+class _Server(uvicorn.Server):
+    """Signals are the broker's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpFace:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._settings = broker.settings.http
+        self._listener, loopback, host = _listen(self._settings.listen, broker)
+        self.host, self.port = self._listener.getsockname()[:2]
+        self.caller = Caller(broker)
+        self.app = App(broker, self._settings, loopback, host)
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._next_look = 0.0
+        self._autosage: AutoSage | None = None
+
+    async def start(self) -> str:
+        """Once the tools are there. Where it listens."""
+        broker, settings = self._broker, self._settings
+        assert broker.jobs is not None
+        self._autosage = AutoSage(broker, self.caller, broker.jobs)
+        self._autosage.add_routes(self.app)
+        Namel3ss(broker, self.caller).add_routes(self.app)
+        self.app.route("GET", "/healthz", self._health)
+        rules = Rules(
+            self.caller, settings.header_seconds, broker.settings.limits.line_seconds, settings.max_connections
+        )
+        config = uvicorn.Config(
+            self.app,
+            http=guarded(rules),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=int(settings.idle_seconds),
+        )
+        logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())
+        logging.getLogger("uvicorn.error").propagate = False
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.001)
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{shown}:{self.port}"
+
+    async def _health(self, request: Request) -> Response:  # noqa: ARG002
+        from broker import __version__
+
+        return answered({"name": "toolhost-broker", "status": "ok", "version": __version__})
+
+    def use_rights(self, rights: Book) -> None:
+        self.app.use_rights(rights)
+
+    def expire(self, now: float) -> None:
+        """Who is too slow has to come again."""
+        if self._server is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        loop_now = asyncio.get_running_loop().time()
+        for connection in list(self._server.server_state.connections):
+            connection.look(loop_now)  # type: ignore[union-attr]
+
+    def stop_accepting(self) -> None:
+        for server in getattr(self._server, "servers", ()):
+            server.close()
+
+    async def close(self) -> None:
+        """All calls have their answers: they are given a moment to be written."""
+        if self._autosage is not None:
+            await self._autosage.finish(LAST_WORDS_SECONDS)
+        if self._server is None or self._serving is None:
+            self._listener.close()
+            return
+        deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
+        while self._server.server_state.tasks and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.002)
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.wait((self._serving,), timeout=LAST_WORDS_SECONDS)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+
+def _listen(text: str, broker: Broker) -> tuple[socket.socket, bool, str]:
+    host, port = address(text, "--http")
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        loopback = ipaddress.ip_address(place[0]).is_loopback
+        if not loopback and not (broker.settings.server.insecure or broker.door.locked()):
+            raise ConfigError(
+                f"--http {text} would let anybody who reaches this machine call every tool: make a token first "
+                "(broker token new NAME), use 127.0.0.1, or say --insecure if the network in front of it is closed"
+            )
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --http {text}: {error.strerror or error}") from None
+    return listener, loopback, host

@@ -1,0 +1,128 @@
+"""namel3ss' service runner: an app with `runner: "service"` finds its tools here.
+
+Its client takes any status but success for a broken service, so errors of a call are said in the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from broker import errors
+from broker.errors import Refusal
+from broker.faces.http.caller import Asked, Caller
+from broker.faces.http.request import Request, Response, answered, is_json
+
+if TYPE_CHECKING:
+    from broker.faces.http.app import App
+    from broker.model import Tool
+    from broker.server import Broker
+
+HANDSHAKE = "/capabilities/handshake"
+USUAL_MS = 10_000
+MARGIN = 0.9  # of the client's patience: it has to hear of a timeout before it gives up
+CLASSES = {  # what a Python program would call them
+    errors.NOT_FOUND: "ToolNotFound",
+    errors.TIMEOUT: "TimeoutError",
+    errors.FORBIDDEN: "PermissionError",
+    errors.BAD_REQUEST: "ValueError",
+    errors.TOO_LARGE: "ValueError",
+}
+
+
+class Asking(Struct):
+    """The service protocol's request; what is not named here is tolerated."""
+
+    tool_name: str = ""
+    tool: str = ""
+    protocol_version: Any = 1
+    payload: Raw | UnsetType = UNSET
+    timeout_ms: float | None = None
+    idempotency_key: str = ""
+
+
+class Handshake(Struct):
+    required_guarantees: list[str] = []
+
+
+class _Reply(Struct):
+    ok: bool = False
+    status: str | None = None
+    output_json: str = "null"
+    error: str = ""
+
+
+_asking = msgspec.json.Decoder(Asking)
+_reply = msgspec.json.Decoder(_Reply)
+
+
+class Namel3ss:
+    def __init__(self, broker: Broker, caller: Caller) -> None:
+        self._broker = broker
+        self._caller = caller
+
+    def add_routes(self, app: App) -> None:
+        app.route("POST", self._broker.settings.http.tools_path, self.call)
+        app.route("POST", HANDSHAKE, self.handshake)
+
+    async def call(self, request: Request) -> Response:
+        limits = self._broker.settings.limits
+        body = await request.body(limits.request_bytes)
+        if body is None:
+            return _error("ValueError", f"the request is over {limits.request_bytes} bytes (limits.request_bytes)")
+        try:
+            if not is_json(body, limits.depth):
+                raise msgspec.DecodeError("invalid JSON")
+            asked = _asking.decode(body)
+        except msgspec.DecodeError as error:
+            return _error("ValueError", f"the request is not of the service protocol: {error}")
+        name = asked.tool_name or asked.tool
+        if not name:
+            return _error("ValueError", 'the request has no "tool_name"')
+        tool = self._broker.registry.get(name)
+        if tool is None:
+            return _error("ToolNotFound", f"tool not found: {name}")
+        answer = await self._answer(request, tool, asked)
+        if isinstance(answer, Refusal):
+            return _error(CLASSES.get(answer.kind, answer.kind.code), answer.text)
+        reply = _reply.decode(answer)
+        if (reply.status or ("OK" if reply.ok else "")) != "OK":
+            return _error("ToolError", reply.error or f"{name} failed")
+        result = reply.output_json.encode()
+        if not is_json(result, limits.depth):
+            return _error("ToolError", f"{name} put out what is not JSON")
+        return answered({"ok": True, "result": Raw(result), "protocol_version": asked.protocol_version})
+
+    async def _answer(self, request: Request, tool: Tool, asked: Asking) -> bytes | Refusal:
+        """Within the client's own time: a tool that takes longer is answered for."""
+        milliseconds = max(1, int(USUAL_MS if asked.timeout_ms is None else asked.timeout_ms))
+        key = asked.idempotency_key or request.header(b"idempotency-key")
+        more = Asked(milliseconds, key, request.header(b"broker-lease"))
+        given = "{}" if asked.payload is UNSET else bytes(asked.payload).decode()
+        call = self._caller.begin(tool, given, request.asker, more)
+        if request.link is not None:
+            request.link.call = call
+        try:
+            return await asyncio.wait_for(asyncio.shield(call.answer), milliseconds / 1000 * MARGIN)
+        except TimeoutError:
+            self._caller.hang_up(call)
+            return Refusal(errors.TIMEOUT, f"{tool.name} gave no answer within {milliseconds / 1000:g} s")
+        finally:
+            if request.link is not None:
+                request.link.call = None
+
+    async def handshake(self, request: Request) -> Response:
+        """Honestly: tools run as this user, and nothing that namel3ss could ask for is enforced on them."""
+        body = await request.body(self._broker.settings.limits.request_bytes)
+        try:
+            asked = msgspec.json.decode(body or b"", type=Handshake)
+        except msgspec.DecodeError as error:
+            return _error("ValueError", f"the handshake cannot be understood: {error}")
+        return answered({"ok": not asked.required_guarantees, "enforcement": "none", "supported_guarantees": []})
+
+
+def _error(kind: str, message: str) -> Response:
+    return answered({"ok": False, "error": {"type": kind, "message": message}})

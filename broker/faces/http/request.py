@@ -1,0 +1,117 @@
+"""One HTTP request, as routes see it; and what they answer."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from broker import errors
+from broker._native import ffi, lib
+from broker.errors import Refusal
+from broker.faces.http.caller import Asker
+
+JSON = b"application/json"
+TRACE = re.compile(rb"(00-[0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
+VISIBLE = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+class Response(NamedTuple):
+    status: int
+    body: bytes | AsyncIterator[bytes]
+    type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class HungUp(Exception):
+    """Nobody is there any more."""
+
+
+class Request:
+    __slots__ = ("_receive", "asker", "headers", "id", "link", "method", "path", "query", "scope")
+
+    def __init__(self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:
+        self.scope = scope
+        self._receive = receive
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.link = scope.get("broker")  # the connection
+        asked = self.headers.get(b"x-request-id", b"").strip()
+        self.id: bytes = asked if VISIBLE.fullmatch(asked) else str(uuid.uuid4()).upper().encode()
+        self.asker: Asker  # set by the app, first of all
+
+    @property
+    def name(self) -> str:
+        """The request's id, for people."""
+        return self.id.decode("latin-1")
+
+    def parameters(self) -> dict[str, str]:
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").strip().decode("latin-1")
+
+    def trace(self) -> bytes:
+        """The trace goes on, under a span of our own; empty where there is none."""
+        found = TRACE.fullmatch(self.headers.get(b"traceparent", b"").strip())
+        return b"%s-%s-%s" % (found[1], secrets.token_hex(8).encode(), found[2]) if found else b""
+
+    async def body(self, most: int) -> bytes | None:
+        """All of it; None where it is longer. The rest is then read away by the connection."""
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > most:
+            return None
+        message = await self._receive()
+        whole: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message["more_body"]:
+            return whole if len(whole) <= most else None
+        parts, size = [whole], len(whole)
+        while message["type"] == "http.request" and message["more_body"]:
+            message = await self._receive()
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                return None
+        if message["type"] != "http.request":
+            raise HungUp
+        return b"".join(parts)
+
+
+def is_json(body: bytes, depth: int) -> bool:
+    """Looked at before anything recursive is."""
+    return lib.tb_json_check(ffi.from_buffer(body), len(body), depth) == lib.TB_OK
+
+
+def trouble(status: int, code: str, message: str, **details: Any) -> Response:
+    """An error outside of a ToolResult."""
+    error: dict[str, Any] = {"code": code, "message": message}
+    if details:
+        error["details"] = details
+    return Response(status, _sorted({"error": error}))
+
+
+def refused(refusal: Refusal) -> Response:
+    kind = refusal.kind
+    answer = trouble(
+        kind.http, kind.code, refusal.text, **{k: v for k, v in refusal.extra.items() if k != "retry_after"}
+    )
+    return answer._replace(headers=retry_after(refusal))
+
+
+def retry_after(refusal: Refusal) -> tuple[tuple[bytes, bytes], ...]:
+    if refusal.kind.http not in (errors.OVERLOADED.http, errors.BREAKER_OPEN.http):
+        return ()
+    return ((b"retry-after", b"%d" % refusal.extra.get("retry_after", 1)),)
+
+
+def answered(value: Any, status: int = 200) -> Response:
+    return Response(status, _sorted(value))

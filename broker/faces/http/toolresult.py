@@ -1,0 +1,201 @@
+"""AutoSage's ToolResult: what it is made of, and how a call's limits cut it. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+Metrics = dict[str, Any]
+
+
+class Artifact(Struct):
+    """A file of a job, in the order of its members' names, as all of AutoSage's answers are."""
+
+    bytes: int
+    mime_type: str
+    name: str
+    path: str
+
+
+class ToolResult(Struct):
+    """What became of a call."""
+
+    artifacts: list[Artifact]
+    exit_code: int
+    metrics: Metrics
+    output: Raw | UnsetType
+    solver: str
+    status: str
+    stderr: str
+    stdout: str
+    summary: str
+
+
+class Reported(Struct):
+    """A ToolResult as a tool writes it: with all of this, an output is one."""
+
+    status: str
+    solver: str
+    summary: str
+    stdout: str
+    stderr: str
+    exit_code: int
+    artifacts: list[Artifact]
+    metrics: Metrics
+    output: Raw | UnsetType = UNSET
+
+
+Whole = int | float  # 32.0 is whole
+
+
+class AskedLimits(Struct):
+    """A call's own: all six, or none."""
+
+    timeout_ms: Whole
+    max_stdout_bytes: Whole
+    max_stderr_bytes: Whole
+    max_artifact_bytes: Whole
+    max_artifacts: Whole
+    max_summary_characters: Whole
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value != value // 1:
+                raise ValueError(f"{name} is not a whole number")
+
+    def bounds(self) -> Limits:
+        return Limits(*(int(getattr(self, name)) for name in self.__struct_fields__))
+
+
+class Limits(NamedTuple):
+    timeout_ms: int = 30_000
+    max_stdout_bytes: int = 1_000_000
+    max_stderr_bytes: int = 1_000_000
+    max_artifact_bytes: int = 25_000_000
+    max_artifacts: int = 64
+    max_summary_characters: int = 280
+
+
+DEFAULT = Limits()
+
+encode = msgspec.json.Encoder(order="sorted").encode
+_encode = msgspec.json.Encoder().encode
+_reported = msgspec.json.Decoder(Reported)
+
+
+def encoded(result: ToolResult) -> bytes:
+    """As it goes out: members sorted, those of `metrics`, too."""
+    result.metrics = dict(sorted(result.metrics.items()))
+    return _encode(result)
+
+
+def reported(output: str) -> ToolResult | None:
+    """The ToolResult that an output is, if it is one."""
+    if '"exit_code"' not in output or '"artifacts"' not in output:
+        return None
+    try:
+        said = _reported.decode(output)
+    except msgspec.DecodeError:
+        return None
+    shown = UNSET if said.output is UNSET or bytes(said.output) == b"null" else said.output
+    return ToolResult(
+        artifacts=said.artifacts,
+        exit_code=said.exit_code,
+        metrics=said.metrics,
+        output=shown,
+        solver=said.solver,
+        status=said.status,
+        stderr=said.stderr,
+        stdout=said.stdout,
+        summary=said.summary,
+    )
+
+
+def failed(solver: str, summary: str, stderr: str, code: str, metrics: Metrics) -> ToolResult:
+    """An error of ours, or one that a tool has thrown."""
+    return ToolResult(
+        artifacts=[],
+        exit_code=1,
+        metrics={**metrics, "error_code": code},
+        output=UNSET,
+        solver=solver,
+        status="error",
+        stderr=stderr,
+        stdout="",
+        summary=summary,
+    )
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def limit(result: ToolResult, limits: Limits) -> None:
+    """Cuts what is over the limits; metrics and the summary's note say what was cut."""
+    notes = []
+    result.stdout, lost = _cut_bytes(result.stdout, limits.max_stdout_bytes)
+    if lost:
+        result.metrics["stdout_truncated_bytes"] = lost
+        notes.append("stdout truncated")
+    result.stderr, lost = _cut_bytes(result.stderr, limits.max_stderr_bytes)
+    if lost:
+        result.metrics["stderr_truncated_bytes"] = lost
+        notes.append("stderr truncated")
+    summary = _cut_characters(result.summary, limits.max_summary_characters)
+    if summary is not result.summary:
+        result.summary = summary
+        result.metrics["summary_truncated"] = True
+        notes.append("summary truncated")
+    if result.artifacts:
+        fitting = [one for one in result.artifacts if one.bytes <= limits.max_artifact_bytes]
+        if removed := len(result.artifacts) - len(fitting):
+            result.metrics["artifacts_removed_oversize"] = removed
+            notes.append("oversize artifacts removed")
+        result.artifacts = fitting[: max(0, limits.max_artifacts)]
+        if removed := len(fitting) - len(result.artifacts):
+            result.metrics["artifacts_removed_count_cap"] = removed
+            notes.append("artifact count capped")
+    if notes:
+        noted = f"{result.summary} [limits: {', '.join(notes)}]"
+        result.summary = _cut_characters(noted, limits.max_summary_characters)
+
+
+def _cut_bytes(text: str, most: int) -> tuple[str, int]:
+    """Cut before a character that does not fit whole, and how many bytes went."""
+    if len(text) * 4 <= most:
+        return text, 0
+    whole = text.encode("utf-8", "replace")
+    if len(whole) <= most:
+        return text, 0
+    kept = whole[: max(0, most)].decode("utf-8", "ignore")
+    return kept, len(whole) - len(kept.encode())
+
+
+def _cut_characters(text: str, most: int) -> str:
+    """Characters as readers see them: an accent, or a joined emoji, is none of its own."""
+    if len(text) <= most:
+        return text
+    begins = range(len(text)) if text.isascii() else [at for at in range(len(text)) if not _continues(text, at)]
+    if len(begins) <= most:
+        return text
+    return text[: begins[max(0, most - 3)]] + "..."
+
+
+def _continues(text: str, at: int) -> bool:
+    """This code point belongs to the character before it."""
+    if at == 0:
+        return False
+    code, before = ord(text[at]), ord(text[at - 1])
+    if text[at - 1 : at + 1] == "\r\n" or before == 0x200D:
+        return True
+    if 0x1F1E6 <= code <= 0x1F1FF:  # flags are pairs
+        run = at
+        while run > 0 and 0x1F1E6 <= ord(text[run - 1]) <= 0x1F1FF:
+            run -= 1
+        return (at - run) % 2 == 1
+    return (
+        code in (0x200D, 0x20E3) or 0x1F3FB <= code <= 0x1F3FF or unicodedata.category(text[at]) in ("Mn", "Me", "Mc")
+    )
