@@ -250,3 +250,17 @@ def scanned(stream: bytes, cap: int, deepest: int, tools: Mapping[str, int], is_
             return [*items, Item("close")]
         items.append(read(line, oversize, deepest, tools, is_open))
     return items
+
+
+def reply(line: bytes, name: str | None, deepest: int) -> tuple[bool, tuple[tuple[str, str], ...]] | None:
+    """Did a toolhost's line succeed, by its own words, and what does the caller get? None: it is no reply."""
+    try:
+        found = members(line, deepest)
+    except Fault:
+        return None
+    said = {json.loads(raw): value for raw, value in found}
+    rest = tuple((raw, value) for raw, value in found if json.loads(raw) != "id")
+    if len(found) - len(rest) > 1:
+        return None  # two ids: nobody could say which one a reader takes
+    succeeded = said["status"] == '"OK"' if "status" in said else said.get("ok") == "true"
+    return succeeded, rest if name is None else (('"id"', name), *rest)
