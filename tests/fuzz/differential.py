@@ -17,7 +17,7 @@ from tests.support import replies, scanner
 
 HERE = Path(__file__).parent
 DICTIONARY = HERE / "wire.dict"
-LONGEST = 2048
+LONGEST = 4096
 
 
 def requests(text: bytes) -> None:

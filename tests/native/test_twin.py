@@ -27,9 +27,9 @@ values = st.one_of(strings, strings, numbers, nested, objects, objects, words)
 names = st.sampled_from(
     [f'"{name}"' for name in KNOWN] + ['"x"', '"\\u0061id"', '"i\\u0064"', '"a\\u0000"', '"a\\\\u0000"']
 )
-right = {"": values, '"': strings, "{": objects, "0123456789": st.integers(0, 99).map(str), "tf": st.just("true")}
+right = {"": values, '"': strings, "{": objects, "0123456789": st.integers(-1, 9).map(str), "tf": st.just("true")}
 members = names.flatmap(
-    lambda name: st.tuples(st.just(name), right.get(KNOWN.get(name.strip('"'), ""), values) | values)
+    lambda name: st.tuples(st.just(name), st.one_of(*3 * [right.get(KNOWN.get(name.strip('"'), ""), values)], values))
 ) | strings.flatmap(lambda name: st.tuples(st.just(name), values))
 tool_names = st.sampled_from(['"T"', '"T"', '"T"', '"\\u0054"', '"Tü"', '"C"', '"N\\u0000"', '"N"', '"other"', '""'])
 gaps = st.sampled_from(["", "", "", "", " ", "\t", "\r "])
