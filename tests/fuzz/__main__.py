@@ -60,6 +60,7 @@ def fuzz(target: str, seconds: float, seed: int, tell: Callable[[str], None]) ->
         f"-artifact_prefix={FOUND}/{target}-",
     ]
     log: list[str] = []
+    tell(f"{target}: its corpus first")
     with subprocess.Popen(
         [*command, str(corpus), str(SEEDS / target)], stderr=subprocess.PIPE, text=True, errors="replace"
     ) as child:
@@ -104,18 +105,19 @@ def main() -> int:
             last = time.monotonic()
             print(text, flush=True)
 
-    def finish() -> None:
-        print(("\r\033[K" if sys.stdout.isatty() else "") + f"{shown}, done", flush=True)
+    def finish(well: bool) -> None:
+        print(("\r\033[K" if sys.stdout.isatty() else "") + f"{shown}, {'done' if well else 'WRONG'}", flush=True)
 
     each = arguments.seconds / (len(TARGETS) + 1)
     complaints: list[str] = []
     for target in TARGETS:
-        if complaint := fuzz(target, each, arguments.seed, tell):
-            complaints.append(complaint)
-        finish()
+        complaint = fuzz(target, each, arguments.seed, tell)
+        finish(complaint is None)
+        complaints += [complaint] if complaint else []
     folders = {target: [SEEDS / target, BUILD / "corpus" / target] for target in differential.CHECKS}
-    complaints += differential.run(each, arguments.seed, folders, FOUND, tell)
-    finish()
+    disagreements = differential.run(each, arguments.seed, folders, FOUND, tell)
+    finish(not disagreements)
+    complaints += disagreements
     for complaint in complaints:
         print("WRONG:", complaint)
     print("verdict:", "no reader disagrees with another" if not complaints else f"{len(complaints)} found, see above")
