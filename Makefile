@@ -6,7 +6,7 @@ JOBS   ?= 2
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench bench-peers soak clean help
+.PHONY: run test lint bench bench-peers soak fuzz clean help
 help:
 	@echo "make run    install into $(VENV), build, and serve the demo tools in the foreground"
 	@echo "make test   lint, types, C and C++ tests, Python tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench  micro-benchmarks; then ratios, peers and growth, ten minutes (BENCH_FLAGS=--quick: one; --write: docs/)"
 	@echo "make bench-peers   install those that make bench compares with"
 	@echo "make soak   mixed load with random faults, ten minutes (SECONDS=n), and a verdict"
+	@echo "make fuzz   the readers of lines under libFuzzer with ASan and UBSan, two minutes (SECONDS=n), and a verdict"
 	@echo "make clean  remove $(VENV) and build/"
 
 run: $(VENV)/.installed
@@ -36,9 +37,13 @@ bench: $(VENV)/.installed-dev
 bench-peers: $(VENV)/.installed-dev
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,peers]'
 
-SECONDS ?= 600
+soak: SECONDS ?= 600
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(SOAK_FLAGS)
+
+fuzz: SECONDS ?= 120
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -66,6 +66,7 @@ static void complain(envelope *e, int problem, int about) {
 
 static void keep(envelope *e, int i, member m) {
     if (e->seen & 1 << i) {
+        e->twice |= 1 << i;
         complain(e, TB_TWICE, i);
         return;
     }
@@ -77,7 +78,7 @@ static void keep(envelope *e, int i, member m) {
 
 void envelope_read(envelope *e, const char *data, size_t len, int max_depth) {
     json_reader r = {data, data, data + len, max_depth, 0};
-    e->seen = e->problem = e->count = 0;
+    e->seen = e->twice = e->problem = e->count = 0;
     e->about = -1;
     json_space(&r);
     if (r.p >= r.end || *r.p != '{') {

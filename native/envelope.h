@@ -13,7 +13,7 @@ typedef struct {
 } member;
 
 typedef struct {
-    int32_t seen;             /* a bit a known member */
+    int32_t seen, twice;      /* a bit a known member */
     int problem;
     int about;                /* the member that the problem is about */
     int count;

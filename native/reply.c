@@ -173,7 +173,7 @@ int take_more(tb_framer *f, buffer *out, int32_t max_lines, const char *fence, s
     example x;
     verdict v;
     int found;
-    const char *id = ids ? ids + taken->ids_used : NULL, *ids_end = ids + ids_len;
+    const char *id = ids ? ids + taken->ids_used : NULL, *ids_end = ids ? ids + ids_len : NULL;
     x.known = 0;
     taken->stopped = TB_REPLY_OK;
     if (fence_len && !taken->fenced) {

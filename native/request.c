@@ -158,7 +158,7 @@ static void put_span(int32_t *item, const envelope *e, int i, const char *base) 
 /* A refusal names the tool where the line does, once and as a string. */
 static int has_whole_aid(const envelope *e) {
     const member *m = &e->known[TB_AID];
-    return e->seen & 1 << TB_AID && e->about != TB_AID && m->end - m->value >= 2 && *m->value == '"' && m->end[-1] == '"';
+    return e->seen & ~e->twice & 1 << TB_AID && m->end - m->value > 2 && *m->value == '"';
 }
 
 /* Adds a line that the policy has to see, with the places of its members in the framer's own memory, from `base`. */
@@ -191,6 +191,7 @@ static int add_line(tb_batch *b, example *x, const tb_tools *tools, int oversize
     envelope_read(&e, line->data, line->len, max_depth);
     if (oversize) {
         e.problem = TB_TOO_LONG;
+        e.about = -1;
         if (e.seen & 1 << TB_ID && e.known[TB_ID].end == line->data + line->len)
             e.seen &= ~(1 << TB_ID); /* a number, perhaps cut */
     }

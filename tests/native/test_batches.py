@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker._native import ffi, lib
-
-DEPTH = 6
-CAP = 600
+from tests.support.replies import CAP, agree, framer_with, taken
+from tests.support.scanner import DEPTH
 
 
 class Read(NamedTuple):
@@ -27,13 +26,6 @@ class Read(NamedTuple):
     ids: bytes
     key: bytes
     spans: tuple[int, ...]
-
-
-def framer_with(text: bytes) -> object:
-    framer = ffi.gc(lib.tb_framer_new(CAP), lib.tb_framer_free)
-    assert lib.tb_framer_feed(framer, text, len(text)) == 0
-    lib.tb_framer_end(framer)
-    return framer
 
 
 def scanned(text: bytes, at_once: int) -> list[Read]:
@@ -61,32 +53,6 @@ def scanned(text: bytes, at_once: int) -> list[Read]:
             lines += [Read(*head, *three, tuple(item[lib.TB_I_SPANS :])) for three in each]
         if not view.more:
             return lines
-
-
-class Taken(NamedTuple):
-    data: bytes
-    succeeded: int
-    stops: list[tuple[int, bytes]]
-    ids_used: int
-
-
-def taken(text: bytes, at_once: int, ids: bytes | None) -> Taken:
-    """Every reply of a text; past each line that is none."""
-    framer = framer_with(text)
-    batch = ffi.gc(lib.tb_batch_new(), lib.tb_batch_free)
-    got = ffi.new("tb_taken *")
-    data, succeeded, stops, used = b"", 0, [], 0
-    while True:
-        left = ffi.NULL if ids is None else ffi.from_buffer(ids[used:] + b"\0")
-        size = 0 if ids is None else len(ids) - used
-        assert lib.tb_take(framer, batch, at_once, b"", 0, left, size, DEPTH, got) == 0
-        data += ffi.buffer(got.data, got.len)[:] if got.len else b""
-        succeeded += got.succeeded
-        used += got.ids_used
-        if got.stopped:
-            stops.append((got.stopped, ffi.buffer(got.junk, got.junk_len)[:]))
-        elif got.lines < at_once:
-            return Taken(data, succeeded, stops, used)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -140,33 +106,6 @@ def test_requests_are_read_alike_together_and_alone(lines):
 def test_replies_are_taken_alike_together_and_alone(lines, ids):
     joined = None if ids is None else b"".join(one + b"\n" for one in ids)
     assert taken(lines, 100, joined) == taken(lines, 1, joined)
-
-
-def by_msgspec(line: bytes) -> dict[str, object] | None:
-    """The reply, as msgspec reads it. None: it is no object."""
-    try:
-        value = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def agree(line: bytes, name: bytes | None) -> None:
-    got = taken(line + b"\n", 1, None if name is None else name + b"\n")
-    value = by_msgspec(line)
-    if value is None:
-        assert [kind for kind, _ in got.stops] == [lib.TB_REPLY_JUNK], f"only the broker takes {line!r}"
-        return
-    if got.stops:
-        assert line.count(b'"id"') + line.count(b"i\\u0064") > 1 or b"[[[" in line, f"only msgspec takes {line!r}"
-        return
-    assert got.succeeded == (value["status"] == "OK" if "status" in value else value.get("ok") is True)
-    expected = {key: content for key, content in value.items() if key != "id"}
-    if name is not None:
-        expected = {"id": msgspec.json.decode(name), **expected}
-    elif expected == value and not line.startswith(b"{ ") and not line.startswith(b"{\t"):
-        assert got.data == line.rstrip() + b"\n"
-    assert list(msgspec.json.decode(got.data).items()) == list(expected.items())
 
 
 good = st.one_of(strings, integers, st.sampled_from([b"null", b"[4]"]))

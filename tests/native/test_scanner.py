@@ -5,86 +5,12 @@ from __future__ import annotations
 import json
 import random
 
-import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker._native import ffi, lib
-
-KNOWN = {
-    "id": lib.TB_ID,
-    "aid": lib.TB_AID,
-    "input_json": lib.TB_INPUT_JSON,
-    "inputs": lib.TB_INPUTS,
-    "ds_state": lib.TB_DS_STATE,
-    "idempotency_key": lib.TB_IDEMPOTENCY_KEY,
-    "_lease_token": lib.TB_LEASE_TOKEN,
-    "timeout_ms": lib.TB_TIMEOUT_MS,
-    "session": lib.TB_SESSION,
-    "stream": lib.TB_STREAM,
-    "traceparent": lib.TB_TRACEPARENT,
-    "run_id": lib.TB_RUN_ID,
-    "request_id": lib.TB_REQUEST_ID,
-}
-TO_TOOLHOST = ("aid", "input_json")
-
-
-class Scan:
-    """One line through the scanner. No tool is open, so every good line is one call with its members' places."""
-
-    def __init__(self, line: bytes, depth: int = 128) -> None:
-        framer = ffi.gc(lib.tb_framer_new(1 << 20), lib.tb_framer_free)
-        tools = ffi.gc(lib.tb_tools_new(), lib.tb_tools_free)
-        batch = ffi.gc(lib.tb_batch_new(), lib.tb_batch_free)
-        view = ffi.new("tb_view *")
-        assert lib.tb_framer_feed(framer, line + b"\n", len(line) + 1) == 0
-        assert lib.tb_scan(framer, tools, batch, 10, depth, view) == 0
-        assert view.count == 1
-        item = ffi.unpack(view.items, lib.TB_ITEM)
-        self.kind = item[lib.TB_I_KIND]
-        self.problem = item[lib.TB_I_PROBLEM]
-        self.out = ffi.buffer(view.out + item[lib.TB_I_OUT], item[lib.TB_I_OUT_LEN])[:] if view.out else b""
-        self.members = {}
-        for name, number in KNOWN.items():
-            at, size = item[lib.TB_I_SPANS + 2 * number], item[lib.TB_I_SPANS + 2 * number + 1]
-            if at >= 0:
-                self.members[name] = ffi.buffer(view.lines + at, size)[:]
-
-    @property
-    def is_json(self) -> bool:
-        return self.problem not in (lib.TB_INVALID_JSON, lib.TB_TOO_DEEP)
-
-
-def by_msgspec(line: bytes) -> object:
-    """What msgspec makes of it; raises where it is not JSON."""
-    return msgspec.json.decode(line)
-
-
-def agree(line: bytes) -> None:
-    scan = Scan(line)
-    try:
-        value = by_msgspec(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        assert not scan.is_json, f"only the scanner takes {line!r}"
-        return
-    assert scan.is_json, f"only msgspec takes {line!r}"
-    if scan.kind != lib.TB_CALL:
-        return
-    assert isinstance(value, dict)
-    assert {name: msgspec.json.decode(raw) for name, raw in scan.members.items()} == {
-        name: value[name] for name in KNOWN if name in value
-    }
-    sent = msgspec.json.decode(scan.out)
-    expected = {name: content for name, content in value.items() if name not in KNOWN or name in TO_TOOLHOST}
-    if "inputs" in value:
-        assert msgspec.json.decode(sent.pop("input_json")) == value["inputs"]
-    if "ds_state" not in value:
-        assert sent.pop("ds_state") == {"slots": {}}
-    assert sent == expected
-    assert scan.out.endswith(b"}\n")
-    assert scan.out.count(b"\n") == 1
-
+from tests.support.scanner import KNOWN, Scan, agree
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
