@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,6 +27,7 @@ class Asker(NamedTuple):
     principal: str
     rights: Rights
     operator: bool
+    plain: dict[str, Tool]  # whose calls of these need no look; it changes as they do
 
 
 class Asked(NamedTuple):
@@ -42,19 +42,28 @@ class Asked(NamedTuple):
 
 
 class HttpCall:
-    """One call's caller (nobody else has its number) and sink."""
+    """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_left", "answer", "number", "principal", "rights")
+    __slots__ = ("_left", "_tell", "number", "principal", "rights")
 
     face = "http"
     line: Any = None
 
-    def __init__(self, asker: Asker, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object]) -> None:
         self.principal = asker.principal
         self.rights = asker.rights
         self.number = number
-        self.answer: asyncio.Future[bytes | Refusal] = loop.create_future()
+        self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
+
+    def settle(self, answer: bytes | Refusal) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(answer)
+
+    def waiting(self) -> bool:
+        """It has no answer yet."""
+        return self._tell is not None
 
     def gone(self) -> bool:
         return self._left
@@ -66,22 +75,18 @@ class HttpCall:
         return False
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self.answer.set_result(lines)
+        self.settle(lines)
 
     def repeat(self, work: Work, entry: Entry) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self.answer.set_result(entry.hit(None))
+        self.settle(entry.hit(None))
 
     def refuse(self, work: Work, refusal: Refusal) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self.answer.set_result(refusal)
+        self.settle(refusal)
 
     def leave(self) -> None:
         """Nobody waits any more: what has not begun is dropped, what runs is finished for nobody."""
         self._left = True
-        if not self.answer.done():
-            self.answer.set_result(HUNG_UP)
+        self.settle(HUNG_UP)
 
 
 class Caller:
@@ -93,31 +98,39 @@ class Caller:
         self._loop = broker.core.loop
         self._flushing = False
 
-    def begin(self, tool: Tool, given: str, asker: Asker, asked: Asked | None = None) -> HttpCall:
-        """Its answer is a reply line, or a refusal. `given` is the input's JSON."""
+    def begin(
+        self,
+        tool: Tool,
+        given: str,
+        asker: Asker,
+        tell: Callable[[bytes | Refusal], object],
+        asked: Asked | None = None,
+    ) -> HttpCall:
+        """`given` is the input's JSON. The answer may be told before this returns."""
         broker, core = self._broker, self._core
-        call = HttpCall(asker, core.name(), self._loop)
+        call = HttpCall(asker, core.name(), tell)
         dispatcher = broker.dispatcher
-        core.board.round += 1  # so that a plugin that was replaced is noticed
+        if not self._flushing:
+            self._flushing = True
+            core.board.round += 1  # so that a plugin that was replaced is noticed
+            self._loop.call_soon(self._flush)
         try:
             refusal = dispatcher.refusal()
-            if refusal is None and asked is None and tool.name in broker.registry.plain_of(asker.rights):
+            if refusal is None and asked is None and tool.name in asker.plain:
                 lines = tool.head + _encode(given) + b"}\n"
                 if dispatcher.is_too_large(lines):
                     refusal = dispatcher.too_large("the call's input")
                 else:
                     work = dispatcher.span(tool, lines, 1, None, call, call)
-                    tool.runtime.submit(work, time.monotonic())
+                    if not core.hand(work):
+                        tool.runtime.submit(work, time.monotonic())
             elif refusal is None:
                 refusal = self._admit(tool, given, call, asked or Asked())
         except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
             broker.log.error("internal error", aid=tool.name, reason=repr(error))
             refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
-        if refusal is not None and not call.answer.done():
-            call.answer.set_result(refusal)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        if refusal is not None:
+            call.settle(refusal)
         return call
 
     def _admit(self, tool: Tool, given: str, caller: HttpCall, asked: Asked) -> Refusal | None:
