@@ -12,10 +12,10 @@ VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "namel3ss_servi
 SENT = VECTORS["request_as_sent"]
 
 
-def ask(web, body, path="/tools"):
+def ask(web, body, path="/tools", status=200):
     headers = {name: value for name, value in SENT["headers"].items() if name not in ("Content-Length", "Host")}
     answer = web.ask("POST", path, body, headers)
-    assert answer.status == 200
+    assert answer.status == status
     assert answer.headers["content-type"] == "application/json"
     return answer.json
 
@@ -36,7 +36,7 @@ def test_the_clients_request_for_a_tool_that_is_not_there_is_an_error_it_can_sho
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"payload":{}}', "\ufeff{}", '{"tool_name":7}'])
 def test_what_is_no_request_is_an_error_too(web, body):
-    found = ask(web, body or b"")
+    found = ask(web, body or b"", status=400)
     assert (found["ok"], found["error"]["type"]) == (False, "ValueError")
 
 
