@@ -260,7 +260,7 @@ class Dispatcher:
 
     def noted(self, what: str, code: str, reason: str) -> None:
         """For whoever asks what went wrong of late."""
-        self.recent.add(what, code, unquoted(reason))
+        self.recent.add(what, code, unquoted(reason).removeprefix(f"{what}: "))
 
     def catch_up(self, tool: Tool) -> None:
         """Plain calls are only counted, by threads or by the board, and told of when something else happens, or from
