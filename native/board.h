@@ -132,7 +132,6 @@ typedef struct {
     size_t ids_len;
     tb_entry **entries; /* one a line, where its calls have keys; the holds on them are given away with it. Or NULL */
     double timeout;
-    double begun;       /* when the toolhost was given it; the board's to say */
 } tb_run;
 
 /* ---- rows: what the owner has to see to -------------------------------------------------------------------------- */
