@@ -134,6 +134,10 @@ typedef struct {
     double timeout;
 } tb_run;
 
+/* One plain call whose reply the owner wants to see itself, under the number `work`, where it may pass without a word:
+ * the name of the toolhost that has it now. 0: it is for the owner to place. */
+int64_t tb_board_hand(tb_board *b, const tb_tool *tool, int64_t who, int64_t work, const char *line, size_t len);
+
 /* ---- rows: what the owner has to see to -------------------------------------------------------------------------- */
 
 enum {
