@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,22 +45,30 @@ class Asked(NamedTuple):
 class HttpCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_left", "_tell", "number", "principal", "rights")
+    __slots__ = ("_left", "_refused", "_tell", "number", "principal", "rights")
 
     face = "http"
     line: Any = None
 
-    def __init__(self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object]) -> None:
+    def __init__(
+        self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], refused: Counter[str]
+    ) -> None:
         self.principal = asker.principal
         self.rights = asker.rights
         self.number = number
         self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
+        self._refused = refused  # of all calls, by code
 
     def settle(self, answer: bytes | Refusal) -> None:
         tell, self._tell = self._tell, None
         if tell is not None:
             tell(answer)
+
+    def turn_down(self, refusal: Refusal) -> None:
+        if self._tell is not None:
+            self._refused[refusal.kind.code] += 1
+            self.settle(refusal)
 
     def waiting(self) -> bool:
         """It has no answer yet."""
@@ -81,7 +90,7 @@ class HttpCall:
         self.settle(entry.hit(None))
 
     def refuse(self, work: Work, refusal: Refusal) -> None:  # noqa: ARG002
-        self.settle(refusal)
+        self.turn_down(refusal)
 
     def leave(self) -> None:
         """Nobody waits any more: what has not begun is dropped, what runs is finished for nobody."""
@@ -108,8 +117,8 @@ class Caller:
     ) -> HttpCall:
         """`given` is the input's JSON. The answer may be told before this returns."""
         broker, core = self._broker, self._core
-        call = HttpCall(asker, core.name(), tell)
         dispatcher = broker.dispatcher
+        call = HttpCall(asker, core.name(), tell, dispatcher.refused)
         if not self._flushing:
             self._flushing = True
             core.board.round += 1  # so that a plugin that was replaced is noticed
@@ -130,7 +139,7 @@ class Caller:
             broker.log.error("internal error", aid=tool.name, reason=repr(error))
             refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None:
-            call.settle(refusal)
+            call.turn_down(refusal)
         return call
 
     def _admit(self, tool: Tool, given: str, caller: HttpCall, asked: Asked) -> Refusal | None:
