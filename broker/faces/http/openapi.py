@@ -110,8 +110,8 @@ SCHEMAS: dict[str, Schema] = {
         enforcement={"enum": ["enforced", "partial", "none"]},
         supported_guarantees=_list(TEXT),
     ),
-    "Ready": _object(["ready"], ready={"type": "boolean"}, reasons=_list(TEXT)),
-    "Operation": _object(["ok"], ok={"type": "boolean"}),
+    "Word": {"type": "object", "description": "What the word is about: a name, or a lease's tool_aid, tier, ttl_ms."},
+    "Operation": JSON_OBJECT,
 }
 
 # What a request may say in its head.
@@ -196,7 +196,13 @@ def _plain(kind: str, *others: int) -> Schema:
     """An answer that is no JSON."""
     found = _answers("Error", *others)
     found["200"] = {"description": "As asked.", "content": _content(TEXT, kind)}
+    for other in others:
+        found[str(other)]["content"] = _content(TEXT, kind)
     return found
+
+
+def _status() -> Schema:
+    return {**_answers("Error"), "200": {"description": "As it is now.", "content": _content(JSON_OBJECT)}}
 
 
 def _files() -> Schema:
@@ -211,8 +217,8 @@ def document(tools_path: str, tools: list[str]) -> Schema:
     execute = _answers("ToolResult", 400, 404, 413, 429, 500, 503, 504, errors="ToolResult")
     paths: Schema = {
         "/healthz": {"get": _route("Is it there?", [], _answers("Health"))},
-        "/livez": {"get": _route("Is it alive?", [], _answers("Health"))},
-        "/readyz": {"get": _route("May it be given calls?", [], _answers("Ready", 503, errors="Ready"))},
+        "/livez": {"get": _route("Is it alive?", [], _plain("text/plain"))},
+        "/readyz": {"get": _route("May it be given calls? Else why not.", [], _plain("text/plain", 503))},
         "/v1/tools": {"get": _route("The tools, by name.", ["stability", "tags"], _answers("Tools", 400))},
         "/v1/tools/execute": {"post": _route("Call a tool.", CALL, execute, "Execute")},
         "/v1/jobs": {
@@ -238,6 +244,10 @@ def document(tools_path: str, tools: list[str]) -> Schema:
                 _answers("Guarantees", 400, errors="ServiceResult"),
                 "Handshake",
             )
+        },
+        "/status": {"get": _route("What an operator looks at; /status/stream has it each second.", [], _status())},
+        "/operator/{word}": {
+            "post": _route("The operator's words.", ["word"], _answers("Operation", 400, 404), "Word")
         },
         "/metrics": {"get": _route("Prometheus' text.", [], _plain("text/plain"))},
         "/openapi.json": {"get": _route("This document.", [], {"200": {"description": "It."}})},
