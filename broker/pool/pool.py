@@ -459,6 +459,7 @@ class Pool:
         self.counts["timeout"] += 1
         self.last_reason = f"{tool.name} ran into its timeout of {seconds:g} s"
         self.log.warning("call timed out", pool=self.name, aid=tool.name, pid=host.process.pid, seconds=seconds)
+        host.blamed = True
         host.die("timeout")
         self._lose(works, True, verdicts.timeout(tool.name, seconds), now)
         self.fill()

@@ -298,3 +298,12 @@ def test_descriptors_and_memory_stay_flat_over_many_deaths(faulty):
             wire.ask(fault("EXIT"))
         faulty.eventually(lambda: abs(process.num_fds() - descriptors) <= 8)
         assert process.memory_info().rss < rss * 1.2
+
+
+def test_calls_that_time_out_in_new_toolhosts_are_no_starts_that_failed(start, where):
+    broker = start(config="[breaker]\nin_a_row = 100\nleast_calls = 100\n" + toolhost("d", where["demo_plugin"], min=1))
+    for _ in range(6):
+        reply = broker.ask({"aid": "AID.DEMO.SLEEP.v1", "input_json": '{"ms":5000}', "timeout_ms": 50})
+        assert reply["type"] == "timeout", reply
+    assert broker.call("AID.DEMO.ECHO.v1")["ok"]
+    assert broker.status()["pools"][0]["state"] != "broken"
