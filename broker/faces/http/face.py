@@ -14,6 +14,7 @@ import uvicorn
 
 from broker.config import address
 from broker.errors import ConfigError
+from broker.faces.http import page
 from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
 from broker.faces.http.caller import Caller
@@ -58,6 +59,7 @@ class HttpFace:
         self._autosage = AutoSage(broker, self.caller, broker.jobs)
         self._autosage.add_routes(self.app)
         Namel3ss(broker, self.caller).add_routes(self.app)
+        page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
         rules = Rules(
             self.caller, settings.header_seconds, broker.settings.limits.line_seconds, settings.max_connections

@@ -1,0 +1,62 @@
+// Builds and updates elements. What comes from the broker only ever becomes text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** h("button", {class: "small", onclick: stop}, "Stop") */
+export function h(name, attributes = {}, ...children) {
+  return dress(document.createElement(name), attributes, children);
+}
+
+export function svg(name, attributes = {}, ...children) {
+  return dress(document.createElementNS(SVG, name), attributes, children);
+}
+
+function dress(element, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else set(element, key, value);
+  }
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}
+
+/** An attribute; none for null and false. Nothing is touched that is so already. */
+export function set(element, key, value) {
+  if (value == null || value === false) {
+    if (element.hasAttribute(key)) element.removeAttribute(key);
+    return;
+  }
+  const said = value === true ? "" : String(value);
+  if (element.getAttribute(key) !== said) element.setAttribute(key, said);
+}
+
+/** Text that is the same already is left alone, with whatever of it somebody has selected. */
+export function say(element, value) {
+  const said = value == null ? "" : String(value);
+  if (element.textContent !== said) element.textContent = said;
+}
+
+export const find = (id) => document.getElementById(id);
+
+const kept = new WeakMap();
+
+export const rowsOf = (parent) => kept.get(parent)?.values() ?? [];
+
+/** One child for each item, in their order. A child stays as long as its key: the focus in it does, too. */
+export function keyed(parent, items, keyOf, make, update) {
+  const before = kept.get(parent) ?? new Map();
+  const now = new Map();
+  for (const item of items) {
+    const key = String(keyOf(item));
+    now.set(key, before.get(key) ?? make(item));
+  }
+  for (const [key, row] of before) if (!now.has(key)) row.element.remove();
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const row = now.get(String(keyOf(item)));
+    update(row, item);
+    if (row.element === place) place = place.nextElementSibling;
+    else parent.insertBefore(row.element, place);
+  }
+  kept.set(parent, now);
+}

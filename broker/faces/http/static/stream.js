@@ -1,0 +1,84 @@
+// The live report: server-sent events, read with fetch because EventSource cannot send a token.
+// Lost, it is asked for again after a while, each time a longer one.
+
+import { headers, sentence } from "./api.js";
+
+const FIRST_WAIT = 0.5;
+const LONGEST_WAIT = 8;
+const SILENCE = 6; // seconds: it says something each second
+
+/** `tell` hears {state: "connecting" | "live" | "lost" | "refused", retry, reason}; `take` gets each report. */
+export class Stream {
+  constructor(path, take, tell) {
+    this.path = path;
+    this.take = take;
+    this.tell = tell;
+    this.wait = FIRST_WAIT;
+  }
+
+  /** Now, whatever it is doing. */
+  start() {
+    this.abort?.abort();
+    clearTimeout(this.timer);
+    this.run(new AbortController());
+  }
+
+  async run(abort) {
+    this.abort = abort;
+    this.tell({ state: "connecting" });
+    try {
+      const response = await fetch(this.path, { headers: headers(), signal: abort.signal, cache: "no-store" });
+      if (!response.ok) {
+        const text = await response.text();
+        throw new Refused(response.status, text);
+      }
+      await this.read(response.body, abort);
+      throw new Error("the broker ended it");
+    } catch (error) {
+      clearTimeout(this.watch);
+      if (abort !== this.abort) return; // another one has begun
+      if (error instanceof Refused && error.status < 500) {
+        this.tell({ state: "refused", reason: error.message });
+        return;
+      }
+      this.tell({ state: "lost", retry: this.wait });
+      this.timer = setTimeout(() => this.start(), this.wait * 1000);
+      this.wait = Math.min(this.wait * 2, LONGEST_WAIT);
+    }
+  }
+
+  async read(body, abort) {
+    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      clearTimeout(this.watch);
+      this.watch = setTimeout(() => abort.abort(), SILENCE * 1000);
+      const { value, done } = await reader.read();
+      if (done || abort !== this.abort) return;
+      const events = (rest + value).split(/\r?\n\r?\n/);
+      rest = events.pop();
+      for (const event of events) this.hear(event);
+    }
+  }
+
+  hear(event) {
+    const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+    if (!data.length) return;
+    this.wait = FIRST_WAIT;
+    this.tell({ state: "live" });
+    this.take(JSON.parse(data.map((line) => line.slice(5)).join("\n")));
+  }
+}
+
+class Refused extends Error {
+  constructor(status, text) {
+    let body = null;
+    try {
+      body = JSON.parse(text);
+    } catch {
+      // not JSON: the status has to do
+    }
+    super(sentence({ status, body }));
+    this.status = status;
+  }
+}
