@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from broker import config, errors
 from broker.errors import ConfigError, Refusal
+from broker.model import Named
 from broker.observe import status
 from broker.policy.leases import ANY, TooMany, tier_of
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from broker.server import Broker
 
 Answer = dict[str, Any] | Refusal
+
+
+class Asker(Named, Protocol):
+    """Who asks, through whichever face."""
+
+    @property
+    def operator(self) -> bool: ...
 
 
 class _Issue(Struct):
@@ -38,7 +46,7 @@ class _Auth(Struct):
 class Control:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._operators: dict[str, Callable[[Connection, bytes], Awaitable[Answer]]] = {
+        self._operators: dict[str, Callable[[Asker, bytes], Awaitable[Answer]]] = {
             "_status": self._status,
             "_reload": self._reload,
             "_lease.issue": self._lease_issue,
@@ -46,22 +54,22 @@ class Control:
             "_lease.revoke": self._lease_revoke,
             "_lease.gc": self._lease_gc,
             "_breaker.reset": self._breaker_reset,
+            "_pause": self._pause,
+            "_resume": self._resume,
         }
 
-    async def __call__(self, connection: Connection, aid: str, line: bytes) -> Answer:
-        """What the reply says beside `ok`, or why not."""
-        if not connection.authenticated:
-            return connection.unauthenticated()
+    async def __call__(self, asker: Asker, aid: str, line: bytes) -> Answer:
+        """What the reply says beside `ok`, or why not. Whoever asks has shown who it is."""
         if aid == "_tools":
-            return {"tools": status.tools(tool for tool in self._broker.registry if connection.rights.allow(tool))}
+            return {"tools": status.tools(tool for tool in self._broker.registry if asker.rights.allow(tool))}
         command = self._operators.get(aid)
         if command is None:
             return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
-        if not connection.operator:
+        if not asker.operator:
             place = config.operator_socket(self._broker.socket)
             return Refusal(errors.FORBIDDEN, f"{aid} is the operator's: ask on {place}")
         try:
-            return await command(connection, line)
+            return await command(asker, line)
         except msgspec.ValidationError as error:
             return Refusal(errors.BAD_REQUEST, f"{aid}: {str(error)[0].lower()}{str(error)[1:]}")
 
@@ -83,10 +91,10 @@ class Control:
         connection.become(token)
         return {"principal": connection.principal}
 
-    async def _status(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+    async def _status(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
         return status.report(self._broker)
 
-    async def _reload(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+    async def _reload(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
         try:
             return {"result": await self._broker.reload()}
         except ConfigError as error:
@@ -94,7 +102,7 @@ class Control:
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
-    async def _lease_issue(self, connection: Connection, line: bytes) -> Answer:
+    async def _lease_issue(self, asker: Asker, line: bytes) -> Answer:
         broker = self._broker
         asked = msgspec.json.decode(line, type=_Issue)
         tool = broker.registry.get(asked.tool_aid)
@@ -110,10 +118,10 @@ class Control:
         seconds = None if asked.ttl_ms is None else asked.ttl_ms / 1000
         now = time.monotonic()
         try:
-            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, connection.principal, now)
+            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, asker.principal, now)
         except TooMany as error:
             return Refusal(errors.OVERLOADED, str(error))
-        broker.audit.write("lease_issued", connection.principal, lease.tool, lease.tier, lease.token)
+        broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.token)
         return {
             "token_id": lease.token,
             "tool_aid": lease.tool,
@@ -121,35 +129,23 @@ class Control:
             "ttl_ms": round((lease.expires - now) * 1000),
         }
 
-    async def _lease_list(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
-        now = time.monotonic()
-        return {
-            "leases": [
-                {
-                    "fingerprint": lease.fingerprint,
-                    "tool_aid": lease.tool,
-                    "tier": lease.tier,
-                    "expires_in_seconds": round(lease.expires - now, 1),
-                    "issuer": lease.issuer,
-                }
-                for lease in self._broker.dispatcher.leases.alive(now)
-            ]
-        }
+    async def _lease_list(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        return {"leases": status.leases(self._broker, time.monotonic())}
 
-    async def _lease_revoke(self, connection: Connection, line: bytes) -> Answer:
+    async def _lease_revoke(self, asker: Asker, line: bytes) -> Answer:
         name = msgspec.json.decode(line, type=_Named).name
         lease = self._broker.dispatcher.revoke_lease(name)
         if lease is None:
             return Refusal(errors.NOT_FOUND, "there is no such lease alive; `broker lease list` shows them")
-        self._broker.audit.write("lease_revoked", connection.principal, lease.tool, lease.tier, lease.token)
+        self._broker.audit.write("lease_revoked", asker.principal, lease.tool, lease.tier, lease.token)
         return {"fingerprint": lease.fingerprint}
 
-    async def _lease_gc(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+    async def _lease_gc(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
         return self._broker.dispatcher.leases.gc(time.monotonic())._asdict()
 
     # --- breakers ---------------------------------------------------------------------------------------------------
 
-    async def _breaker_reset(self, connection: Connection, line: bytes) -> Answer:  # noqa: ARG002
+    async def _breaker_reset(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
         name = msgspec.json.decode(line, type=_Named).name
         tool = self._broker.registry.get(name)
         if tool is None:
@@ -157,3 +153,17 @@ class Control:
         was = tool.breaker.state.value
         self._broker.dispatcher.reset_breaker(tool)
         return {"aid": tool.name, "was": was, "now": tool.breaker.state.value}
+
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    async def _pause(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        name = msgspec.json.decode(line, type=_Named).name
+        unknown = self._broker.pause(name)
+        return Refusal(errors.NOT_FOUND, unknown) if unknown else self._paused()
+
+    async def _resume(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        wrong = self._broker.resume(msgspec.json.decode(line, type=_Named).name)
+        return Refusal(errors.NOT_FOUND, wrong) if wrong else self._paused()
+
+    def _paused(self) -> dict[str, Any]:
+        return {"paused": sorted(self._broker.pauses.names)}

@@ -8,18 +8,21 @@ again when its tool, its caller's rights or its lease have changed.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from broker import errors
 from broker.config import Config
-from broker.errors import Refusal
+from broker.errors import Kind, Refusal
 from broker.model import HUNG_UP, Caller, Named, Sink, Tool, Work
 from broker.observe.audit import Audit
+from broker.observe.recent import Recent
 from broker.policy import sessions
 from broker.policy.breaker import State
 from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
+from broker.pool.verdicts import unquoted
 from broker.registry import Registry
 from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
 
@@ -46,6 +49,8 @@ class Dispatcher:
         self.cache = Cache(kept.ttl_seconds, kept.entries, kept.bytes)
         self.leases = Leases()
         self.draining = False
+        self.recent = Recent()
+        self.refused: Counter[str] = Counter()  # calls that were not run, or not to their end, by code
 
     def timeout(self, tool: Tool, asked_ms: int | None) -> float:
         """The call's own, else the tool's; nobody may hold a toolhost for ever."""
@@ -246,11 +251,16 @@ class Dispatcher:
             if tool.breaker.failed(OWN_ERROR, now):
                 self._tripped(tool, now)
 
-    def failed(self, tool: Tool, reason: str, now: float) -> None:
+    def failed(self, tool: Tool, kind: Kind, reason: str, now: float) -> None:
         """A crash, a timeout, a broken or oversize reply."""
         self.catch_up(tool)
+        self.noted(tool.name, kind.code, reason)
         if tool.breaker.failed(reason, now):
             self._tripped(tool, now)
+
+    def noted(self, what: str, code: str, reason: str) -> None:
+        """For whoever asks what went wrong of late."""
+        self.recent.add(what, code, unquoted(reason).removeprefix(f"{what}: "))
 
     def catch_up(self, tool: Tool) -> None:
         """Plain calls are only counted, by threads or by the board, and told of when something else happens, or from
@@ -273,7 +283,9 @@ class Dispatcher:
     def _tripped(self, tool: Tool, now: float) -> None:
         """A breaker has opened: whatever waits for the tool is answered at once."""
         self.registry.gate(tool)
-        self._refuse_waiting_for(tool, self._breaker_open(tool, now))
+        refusal = self._breaker_open(tool, now)
+        self.noted(tool.name, refusal.kind.code, refusal.text)
+        self._refuse_waiting_for(tool, refusal)
 
     def _refuse_waiting_for(self, tool: Tool, refusal: Refusal) -> None:
         tool.runtime.revise(lambda _: refusal, tool.index)
@@ -318,7 +330,10 @@ class Dispatcher:
     def expire(self, now: float) -> None:
         seconds = self.limits.queue_seconds
         text = f"the call waited {seconds:g} s for its session (limits.queue_seconds)"
-        self._give_up(self.waiting.overdue(now - seconds), Refusal(errors.OVERLOADED, text, retry_after=1))
+        overdue, refusal = self.waiting.overdue(now - seconds), Refusal(errors.OVERLOADED, text, retry_after=1)
+        for ticket in overdue:
+            self.noted(ticket.call.tool.name, refusal.kind.code, text)
+        self._give_up(overdue, refusal)
         self.sessions.expire(now)
         self.cache.expire(now)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from broker import errors
 from broker._native import ffi, lib
-from broker.errors import Refusal
+from broker.errors import Kind, Refusal
 from broker.policy.breaker import Breaker
 from broker.policy.leases import tier_of
 from broker.policy.schema import Schema
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 
+MACHINA = "machina"  # the face that is the board's: the line protocol
 NEWCOMER_CALLS = 3  # of a tool run alone and fenced, before it shares a toolhost
 HUNG_UP = Refusal(errors.UNAVAILABLE, "the caller has hung up")  # what becomes of calls that nobody waits for
 
@@ -55,7 +56,9 @@ class Tool:
         "head",
         "index",
         "info",
+        "latencies",
         "name",
+        "paused",
         "runtime",
         "schema",
         "stats",
@@ -77,6 +80,8 @@ class Tool:
         self._text = ffi.from_buffer(info.aid.encode())
         self.stats = ffi.new("tb_tool *", {"index": index, "timeout": timeout})  # what it costs; the board's view of it
         self.stats.name, self.stats.name_len = self._text, len(self._text)
+        self.latencies = {MACHINA: ffi.addressof(self.stats, "latency")}  # by face; the board counts in its own
+        self.paused = False  # its calls wait until an operator lets them go
         self.clean = 0  # calls in a row that kept to the protocol: nobody shares a toolhost with a newcomer
         self.calls = 0
         self.failed = 0
@@ -89,6 +94,17 @@ class Tool:
         self.tier = tier_of(info.aid, info.side_effects)
         enforced = info.schema if not info.checks else None
         self.schema = Schema(enforced, info.aid) if enforced is not None else None  # its input has to fit
+
+    def pause(self, paused: bool) -> None:
+        """None of its calls is handed over; or they are again."""
+        self.paused = self.stats.paused = paused
+
+    def took(self, face: str, seconds: float) -> None:
+        """A call that has come through this face was answered, so long after it had been handed over."""
+        latency = self.latencies.get(face)
+        if latency is None:
+            latency = self.latencies[face] = ffi.new("tb_latency *")
+        lib.tb_latency_add(latency, seconds, 1)
 
     def trust(self, clean: int) -> None:
         """So many calls in a row have kept to the protocol."""
@@ -121,6 +137,10 @@ class Named(Protocol):
 
 class Caller(Named, Protocol):
     """Who asked: calls wait in turn by caller, and are dropped when it hangs up."""
+
+    @property
+    def face(self) -> str:
+        """Through which it has come."""
 
     number: int  # no other caller has it
     line: Any  # its place on the board (tb_caller *), or None: replies to it pass through its sink only
@@ -186,8 +206,11 @@ class Policy(Protocol):
     def answered(self, tool: Tool, count: int, succeeded: int, now: float) -> None:
         """So many replies as the protocol wants them; of these, so many that are no error of the tool's own."""
 
-    def failed(self, tool: Tool, reason: str, now: float) -> None:
+    def failed(self, tool: Tool, kind: Kind, reason: str, now: float) -> None:
         """The tool's toolhost did something wrong."""
+
+    def noted(self, what: str, code: str, reason: str) -> None:
+        """Something else went wrong that an operator may want to know of, with a tool or a pool."""
 
     def keyed(self, work: Work) -> None:
         """A run of calls with keys that the board had handed over has come back."""
@@ -274,6 +297,7 @@ class _Nobody:
 
     principal = ""
     rights: Any = None
+    face = MACHINA  # callers elsewhere stay with their calls
     number = 0
     line: Any = None
 

@@ -26,6 +26,7 @@ from broker.manifest import advice, described
 from broker.model import Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
+from broker.policy.pauses import EVERYTHING, Pauses
 from broker.policy.rights import Book
 from broker.pool import process
 from broker.pool.core import Core
@@ -67,6 +68,7 @@ class Broker:
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.commands: list[Commands] = []
         self._old_commands: list[Commands] = []
+        self.control = Control(self)
         self.face = MachinaFace(
             self.core,
             self.dispatcher,
@@ -74,7 +76,7 @@ class Broker:
             settings.server.max_connections,
             Book(settings.principal),
             log,
-            Control(self),
+            self.control,
             self.forget,
             self._pump,
             self.refreshed,
@@ -83,13 +85,14 @@ class Broker:
         self.http: HttpFace | None = None
         self.jobs: Jobs | None = None
         self.started = time.monotonic()
+        self.pauses = Pauses()
         self.rate = 0.0  # calls a second, recently
         self._rated = (self.started, 0)
         self.reload_config: Callable[[], Config] | None = None
         self._private = private_directory(_runtime_directory(socket))
         self._spawner = Spawner()
         self._janitor: Janitor | None = None
-        self._serving = False
+        self.serving = False
         self._reloading = asyncio.Lock()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ class Broker:
             places.append(f"tcp:{host}:{port}")
         if self.http is not None:
             places.append(await self.http.start())
-        self._serving = True
+        self.serving = True
         return places
 
     def _open_http(self) -> None:
@@ -156,6 +159,7 @@ class Broker:
             self.registry.add(info, runtime)
         runtime.on_tools = lambda tools: self._tools_changed(runtime, tools)
         self.runtimes.append(runtime)
+        self._settle_pauses()
         runtime.start(spec, self.registry.of(runtime))
 
     def _use_commands(self, settings: Config) -> None:
@@ -169,6 +173,7 @@ class Broker:
             command = Commands(one, settings.limits, self.core, self.log)
             self.registry.add(described([describe(one)], cards)[0], command)
             self.commands.append(command)
+        self._settle_pauses()  # before those that waited for the old ones go to the new ones
         for command in old:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
@@ -241,9 +246,42 @@ class Broker:
 
     # --- change -----------------------------------------------------------------------------------------------------
 
+    def pause(self, name: str) -> str:
+        """From now on calls of this tool or pool (`*`: of all) wait, those that run finish. Or which ones there are."""
+        pools = self._pool_of_tools()
+        if name != EVERYTHING and name not in {*pools.values(), *(tool.name for tool in pools)}:
+            known = ", ".join(sorted({pool for tool, pool in pools.items() if pool != tool.name}))
+            return f"there is no pool or tool called {name!r}; pools: {known}; `broker tools` shows the tools"
+        self.pauses.names.add(name)
+        self._settle_pauses()
+        self.log.info("paused", name=name)
+        return ""
+
+    def resume(self, name: str) -> str:
+        """They go on. Or why not."""
+        wrong = self.pauses.resume(name)
+        if not wrong:
+            self._settle_pauses()
+            self.log.info("resumed", name=name)
+            for pool in self.everything():
+                pool.pump()
+            self.core.flush()
+        return wrong
+
+    def _pool_of_tools(self) -> dict[Tool, str]:
+        """Of all that can be made to wait. What the broker runs itself is done at once; a command is its own pool."""
+        serving = {tool: one.program.name for one in self.runtimes for tool in self.registry.of(one)}
+        return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
+
+    def _settle_pauses(self) -> None:
+        """Each tool is told whether its calls wait: names may mean others than before."""
+        for tool, pool in self._pool_of_tools().items():
+            tool.pause(self.pauses.hold(tool.name, pool))
+
     def _tools_changed(self, runtime: ServeRuntime, infos: list[ToolInfo]) -> list[Tool]:
         gone = self.registry.replace(runtime, infos)
         tools = self.registry.of(runtime)
+        self._settle_pauses()
         self.dispatcher.changed(tools, gone)
         return tools
 
@@ -299,7 +337,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Stops accepting, finishes what runs within the drain time, answers the rest, leaves no process behind."""
-        if self._serving:
+        if self.serving:
             self.log.info(
                 "draining", seconds=self.settings.server.drain_seconds, connections=len(self.face.connections)
             )

@@ -36,6 +36,15 @@ typedef struct {
     double now;
 } tb_board;
 
+/* How long calls took, from when their toolhost was given them until their reply was taken. */
+enum { TB_BUCKETS = 19 };
+extern const double tb_bounds[TB_BUCKETS - 1]; /* seconds: the most that counts in each bucket; the last has no bound */
+
+typedef struct {
+    int64_t buckets[TB_BUCKETS];
+    double seconds; /* of all of them */
+} tb_latency;
+
 /* A tool: what has been learned of it, and whether its plain calls may pass. */
 typedef struct {
     int32_t index;
@@ -44,6 +53,7 @@ typedef struct {
     int32_t known;    /* it has kept to the protocol often enough to share a toolhost */
     int32_t waits;    /* calls of it are waiting: whoever comes now stands behind */
     int32_t guarded;  /* each of its calls needs a look */
+    int32_t paused;   /* none of its calls may be handed over */
     int32_t counted;  /* so do its own errors */
     int64_t asked;    /* in which turn the owner was given a key of it to look up: those behind it are the owner's, too */
     tb_pool *pool;    /* where its plain calls may go without a word; NULL: nowhere */
@@ -54,6 +64,7 @@ typedef struct {
     int64_t passed;   /* calls that were answered without a word to the owner, */
     int64_t failed;   /* those of them that were errors of the tool's own, */
     double used;      /* and when the last one was */
+    tb_latency latency; /* of its callers' calls here; the owner adds those that it has looked at */
 } tb_tool;
 
 struct tb_pool {
@@ -121,6 +132,7 @@ typedef struct {
     size_t ids_len;
     tb_entry **entries; /* one a line, where its calls have keys; the holds on them are given away with it. Or NULL */
     double timeout;
+    double begun;       /* when the toolhost was given it; the board's to say */
 } tb_run;
 
 /* ---- rows: what the owner has to see to -------------------------------------------------------------------------- */
@@ -159,7 +171,7 @@ enum {
     TB_R_WHO,
     TB_R_TOOL,    /* of the run, or whose call may be to blame */
     TB_R_COUNT,   /* lines */
-    TB_R_AT,
+    TB_R_AT,      /* a caller's: the place; a reply's: nanoseconds since its toolhost was given the call */
     TB_R_DATA,    /* lines for the toolhost; a reply; the beginning of junk */
     TB_R_DATA_LEN,
     TB_R_IDS,
@@ -227,5 +239,6 @@ int32_t tb_room(const tb_host *h, const tb_tool *tool); /* how many more calls o
 int tb_slow(const tb_tool *tool);                 /* it is never in front of another */
 int tb_shares(const tb_tool *tool);               /* it is known and not slow: others may wait behind it */
 void tb_learn(tb_tool *tool, double seconds);     /* what a call has cost */
+void tb_latency_add(tb_latency *l, double seconds, int64_t calls);
 
 #endif

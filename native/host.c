@@ -141,7 +141,7 @@ int host_send(board *b, host *h, const tb_run *given) {
     }
     run *r = nth(h, (uint32_t)h->seen.runs);
     *r = (run){.who = given->who, .work = given->work, .at = given->at, .tool = given->tool, .suspect = given->suspect,
-               .count = given->count, .timeout = given->timeout};
+               .count = given->count, .timeout = given->timeout, .begun = b->seen.now};
     if (given->tool >= 0) {
         if (h->seen.last != given->who) { /* what it may still have to say to that one must not be this one's answer */
             if (h->seen.last && h->seen.quotes) {
@@ -193,7 +193,7 @@ int tb_host_peek(const tb_host *th, int32_t i, tb_run *out) {
                     .tool = r->tool, .suspect = r->suspect, .fenced = r->fence_len > 0, .count = r->count,
                     .lines = h->out.bytes.data + r->from, .len = r->to - r->from,
                     .ids = r->has_ids ? h->ids.data + r->ids_from : NULL, .ids_len = r->ids_to - r->ids_from,
-                    .entries = r->entries ? r->entries + r->entries_at : NULL, .timeout = r->timeout};
+                    .entries = r->entries ? r->entries + r->entries_at : NULL, .timeout = r->timeout, .begun = r->begun};
     return 0;
 }
 
@@ -242,6 +242,7 @@ static int tell_owner(board *b, host *h, const run *r, const tb_taken *t, const 
     row[TB_R_TOOL] = r->tool;
     row[TB_R_VALUE] = r->work;
     row[TB_R_ABOUT] = t->succeeded;
+    row[TB_R_AT] = (int64_t)((b->seen.now - r->begun) * 1e9);
     row[TB_R_DATA] = row_data(b, out->data, out->len);
     row[TB_R_DATA_LEN] = (int64_t)out->len;
     if (row[TB_R_DATA] >= 0) return 0;
@@ -256,6 +257,7 @@ static void tally(board *b, host *h, const run *r, const tb_taken *t, size_t byt
     if (!tool) return;
     tool->size += ((double)bytes / t->lines - tool->size) / 2;
     if (r->work) return; /* its owner counts */
+    tb_latency_add(&tool->latency, b->seen.now - r->begun, t->lines);
     if (tool->counted) {
         int64_t *row = add_row(b, TB_ROW_COUNT, h->seen.name);
         if (!row) return;

@@ -61,7 +61,7 @@ typedef struct {
     int has_ids;
     tb_entry **entries;       /* of the lines left, or NULL */
     int32_t entries_at;
-    double timeout;
+    double timeout, begun;
     char fence[FENCE_NAME];
     size_t fence_len;         /* 0: none, or passed */
 } run;

@@ -80,7 +80,7 @@ void tb_pool_clear(tb_pool *p) {
 /* Plain calls of it need nobody's judgement just now, and overtake none that do. */
 int may_pass(board *b, const tb_tool *tool) {
     tb_pool *pool = tool ? tool->pool : NULL;
-    if (!pool || !pool->open || tool->waits || tool->guarded || !tb_shares(tool)) return 0;
+    if (!pool || !pool->open || tool->waits || tool->paused || tool->guarded || !tb_shares(tool)) return 0;
     if (pool->yields == b->seen.turn || b->seen.draining) return 0;
     if (pool->file.path && pool->looked != b->seen.round) { /* once a read */
         if (tb_file_changed(&pool->file, b->seen.now)) return 0;

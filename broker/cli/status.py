@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 import msgspec
 
 from broker.cli.common import Trouble, add_socket, fail, operate, subcommand, table
+
+SHOWN = 5  # of the last errors; --json has more
 
 
 def add(commands: Any) -> None:
@@ -39,6 +42,8 @@ def _text(report: dict[str, Any]) -> str:
         f"{report['connections']} connections, {report['sessions']} sessions, {report['processes']} processes, "
         f"{report['waiting']} calls waiting, {report['calls_per_second']:g} calls/s",
     ]
+    if report["paused"]:
+        lines.append(f"paused: {', '.join(report['paused'])} (`broker resume NAME` lets it go)")
     for pool in report["pools"]:
         lines += [
             "",
@@ -55,11 +60,28 @@ def _text(report: dict[str, Any]) -> str:
             text = table(rows, ("PID", "STATE", "CALLS", "IN FLIGHT", "AGE S", "RSS MB"))
             lines += ["  " + line for line in text.splitlines()]
     if report["tools"]:
-        used = [(t["aid"], t["calls"], t["failed"], t["recent_us"], t["breaker"]) for t in report["tools"]]
-        lines += ["", table(used, ("TOOL", "CALLS", "FAILED", "RECENT µS", "BREAKER"))]
+        lines += ["", _tools(report["tools"])]
     for tool in report["tools"]:
         if tool["breaker"] != "closed":
             lines.append(
                 f"{tool['aid']}: next probe in {tool['next_probe_seconds']:g} s; last: {tool['breaker_reason']}"
             )
+    if report["recent"]:
+        lines += ["", "last errors:", *(f"  {_error(one)}" for one in report["recent"][-SHOWN:])]
     return "\n".join(lines)
+
+
+def _tools(tools: list[dict[str, Any]]) -> str:
+    """A row for each face that a tool was called through; all but its times are the tool's."""
+    rows = []
+    for tool in tools:
+        for face, times in tool["latency"].items() or [("", {"p50_ms": "", "p99_ms": ""})]:
+            mine = tool["aid"], tool["calls"], tool["failed"]
+            rows.append((*mine, face, times["p50_ms"], times["p99_ms"], tool["breaker"]))
+    return table(rows, ("TOOL", "CALLS", "FAILED", "FACE", "P50 MS", "P99 MS", "BREAKER"))
+
+
+def _error(one: dict[str, Any]) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(one["time"]))
+    times = f" ({one['count']} times)" if one["count"] > 1 else ""
+    return f"{clock}  {one['tool']}  {one['code']}{times}: {one['reason']}"

@@ -47,6 +47,7 @@ _alive: weakref.WeakSet[Embedded] = weakref.WeakSet()
 class _Caller:
     """One call that is more than plain: who asked, and the place where its answer, or its turn, arrives."""
 
+    face = "embedded"
     number = 0
     line: Any = None
 
@@ -105,6 +106,8 @@ class Embedded:
     ...     tools.call("AID.DEMO.ECHO.v1", {"hello": "world"}).output
     {'hello': 'world'}
     """
+
+    face = "embedded"
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker import __version__
 from broker.model import Tool
+from broker.observe.latency import BOUNDS, summary
 from broker.pool import process
 
 if TYPE_CHECKING:
@@ -47,18 +48,25 @@ def report(broker: Broker) -> dict[str, Any]:
             "hits": broker.dispatcher.cache.hits + broker.core.board.hits,
         },
         "leases": broker.dispatcher.leases.gc(now)._asdict(),
+        "leases_alive": leases(broker, now),
         "processes": broker.core.processes,
         "calls_per_second": round(broker.rate),
         "waiting": sum(pool.queue.lines for pool in broker.everything()) + broker.dispatcher.waiting.calls,
         "waiting_for_sessions": broker.dispatcher.waiting.calls,
         "queued_bytes": broker.core.queued_bytes + broker.dispatcher.waiting.size,
         "draining": broker.dispatcher.draining,
+        "paused": sorted(broker.pauses.names),
+        "refused": dict(broker.dispatcher.refused),
+        "recent": broker.dispatcher.recent.report(),
+        "bounds_seconds": BOUNDS,
         "tools": [
             {
                 "aid": tool.name,
                 "calls": tool.calls,
                 "failed": tool.failed,
                 "recent_us": round(tool.stats.cost * 1e6, 1),
+                "latency": summary(tool),
+                "paused": tool.paused,
                 "breaker": tool.breaker.state.value,
                 "breaker_trips": tool.breaker.trips,
                 "breaker_reason": tool.breaker.last_reason,
@@ -73,6 +81,20 @@ def report(broker: Broker) -> dict[str, Any]:
             for pool in runtime.pools.values()
         ],
     }
+
+
+def leases(broker: Broker, now: float) -> list[dict[str, Any]]:
+    """Those that can be used; of their tokens only the fingerprints."""
+    return [
+        {
+            "fingerprint": lease.fingerprint,
+            "tool_aid": lease.tool,
+            "tier": lease.tier,
+            "expires_in_seconds": round(lease.expires - now, 1),
+            "issuer": lease.issuer,
+        }
+        for lease in broker.dispatcher.leases.alive(now)
+    ]
 
 
 def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Aside:
 
     principal = ""
     rights: Any = None
+    face = ""
     number = 0
     line: Any = None
     held: Work | None = None  # a call that is not in the pipe before this is answered

@@ -154,7 +154,7 @@ class Fleet:
             if now >= deadline:
                 with self._lock:
                     self._forget(waiter)
-                return waiter.outcome() or verdicts.overloaded(waiter.work.tool.name, self.limits.queue_seconds)
+                return waiter.outcome() or verdicts.overloaded(waiter.work.tool, self.limits.queue_seconds)
             if self._leaving:
                 self._bury_leavers(now)
             if now > self.next_look:

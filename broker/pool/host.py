@@ -22,6 +22,7 @@ QUIET_SECONDS = 0.005  # instead of a fence, where the toolhost cannot say which
 GRACE_SECONDS = 2.0  # between the end of its input and SIGKILL
 
 TOOL, VALUE, ABOUT, DATA, DATA_LEN = lib.TB_R_TOOL, lib.TB_R_VALUE, lib.TB_R_ABOUT, lib.TB_R_DATA, lib.TB_R_DATA_LEN
+NANOSECONDS = lib.TB_R_AT  # of a reply
 REPLY, FREE, REST = lib.TB_ROW_REPLY, lib.TB_ROW_FREE, lib.TB_ROW_REST
 WRONG = (lib.TB_ROW_JUNK, lib.TB_ROW_OVERSIZE, lib.TB_ROW_SWALLOWED, lib.TB_ROW_STRANGER)
 
@@ -165,6 +166,7 @@ class Host:
         if not succeeded and self._wants_lease(work, line):
             return
         if work.tool is not OURS:
+            work.tool.took(work.caller.face, row[NANOSECONDS] * 1e-9)
             self.core.policy.answered(work.tool, 1, succeeded, time.monotonic())
         work.sink.deliver(work, line, 1)
 

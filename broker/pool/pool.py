@@ -172,6 +172,7 @@ class Pool:
         wait = self.starts.failed(reason, now)
         self.last_reason = reason
         self.log.warning("toolhost did not start", pool=self.name, reason=reason, tries=self.starts.failures)
+        self.core.policy.noted(self.name, verdicts.DID_NOT_START, reason)
         refusal = self.starts.refusal(self.name, now)
         self._gate()
         if refusal is not None and not self.ready:
@@ -202,7 +203,7 @@ class Pool:
             self.core.policy.rehome(work, self.closed)
         elif not self.held and (refusal := self.starts.refusal(self.name, now)) is not None:
             work.sink.refuse(work, refusal)
-        elif self.held or self.queue.waits(work.tool):
+        elif self.held or work.tool.paused or self.queue.waits(work.tool):
             self._enqueue(work, now)
             self.pump()  # those in front may be waiting for something else than room
         elif not self._place(work):
@@ -264,7 +265,7 @@ class Pool:
         """Gives waiting calls what room there is, each tool and each caller in turn."""
         if self.held or not self.queue:
             return
-        for lane in self.queue:
+        for lane in self._going():
             before = lane.lines
             while lane.lines and self._pump_lane(lane):
                 pass
@@ -274,6 +275,10 @@ class Pool:
             self._grow()
         elif self.reserved is not None:
             self.reserved = None
+
+    def _going(self) -> list[Lane]:
+        """Those that wait for nothing but room."""
+        return [lane for lane in self.queue if not lane.tool.paused]
 
     def _pump_lane(self, lane: Lane) -> bool:
         """One turn of one caller; False when there is no room for this tool."""
@@ -297,11 +302,15 @@ class Pool:
 
     def _grow(self) -> None:
         """More processes, once calls have waited long enough; until then, room is made among those there are."""
+        waiting = self._going()
+        if not waiting:
+            self.reserved = None
+            return
         if not self.size:
             self._start()
         if self._patience is None:
             self._patience = self.core.loop.call_later(PATIENCE_SECONDS, self._out_of_patience)
-        slow = [lane.tool for lane in self.queue if self._runs_alone(lane.tool)]
+        slow = [lane.tool for lane in waiting if self._runs_alone(lane.tool)]
         if not any(placing.may_be_alone(tool, self.ready, self.settings.max) for tool in slow):
             self.reserved = None
         elif self.reserved is None:
@@ -313,7 +322,7 @@ class Pool:
         self._patience = None
         before = time.monotonic() - PATIENCE_SECONDS
         slow = fast = 0
-        for lane in self.queue:
+        for lane in self._going():
             if lane.oldest() > before:
                 continue
             if self._runs_alone(lane.tool):
@@ -434,7 +443,7 @@ class Pool:
         tool = call.tool
         tool.calls += 1
         tool.failed += 1
-        self.core.policy.failed(tool, refusal.text, time.monotonic())
+        self.core.policy.failed(tool, refusal.kind, refusal.text, time.monotonic())
         call.sink.refuse(call, refusal)
 
     def late(self, host: Host) -> None:
@@ -491,7 +500,7 @@ class Pool:
         tool.trust(PROBATION)
         self.log.warning("protocol violation", pool=self.name, aid=tool.name, pid=host.process.pid, reason=what)
         if count:
-            self.core.policy.failed(tool, self.last_reason, time.monotonic())
+            self.core.policy.failed(tool, errors.BAD_REPLY, self.last_reason, time.monotonic())
 
     # --- callers and time -------------------------------------------------------------------------------------------
 
@@ -523,7 +532,9 @@ class Pool:
         """The janitor's round: calls that waited too long, processes that are too old, idle or broken."""
         for work in self.queue.overdue(now - self.limits.queue_seconds):
             self.core.queued_bytes -= work.weight()
-            work.sink.refuse(work, verdicts.overloaded(work.tool.name, self.limits.queue_seconds))
+            refusal = verdicts.overloaded(work.tool, self.limits.queue_seconds)
+            self.core.policy.noted(work.tool.name, refusal.kind.code, refusal.text)
+            work.sink.refuse(work, refusal)
         for host in list(self.ready):
             if self.starts.failures and now - host.born > SETTLED_SECONDS:
                 self.starts.succeeded()

@@ -270,6 +270,15 @@ def children() -> list[int]:
     return found
 
 
+def processor_seconds(pid: int) -> float:
+    """What it has used of a processor so far; 0 once it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def resident(pid: int) -> int:
     """Bytes of memory that the process has in use; 0 once it is gone."""
     try:

@@ -261,7 +261,7 @@ class Threads:
         with self._lock:
             tool.calls += 1
             tool.failed += 1
-            self._shared.policy.failed(tool, refusal.text, time.monotonic())
+            self._shared.policy.failed(tool, refusal.kind, refusal.text, time.monotonic())
         return refusal
 
     def _violation(self, host: TalkingHost, tool: Tool, what: str) -> None:
@@ -277,4 +277,4 @@ class Threads:
         self._log.warning("protocol violation", pool=self.fleet.name, aid=tool.name, pid=host.process.pid, reason=what)
         if count and tool is not OURS:
             with self._lock:
-                self._shared.policy.failed(tool, self.fleet.last_reason, time.monotonic())
+                self._shared.policy.failed(tool, errors.BAD_REPLY, self.fleet.last_reason, time.monotonic())

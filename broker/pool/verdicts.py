@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from broker import errors
 from broker.errors import Refusal
+from broker.model import Tool
 from broker.pool.process import Process
 
 STDERR_KEPT = 8192
+DID_NOT_START = "did_not_start"  # the code of a toolhost's trouble that is no call's
+SAID = "; it said: "
+JUNK = "replied with a line that is not a JSON object"
 MORE_THAN_ONCE = "answered one request more than once"
 MORE_THAN_ASKED = "said more than it was asked"
 
@@ -17,7 +21,7 @@ def obituary(process: Process, reason: str, stderr: bytes) -> str:
     why = ended if ended == reason else f"{reason} and {ended}"
     lines = stderr.decode(errors="replace").strip().splitlines()
     words = " | ".join(lines[-3:])[-400:]
-    return f"its toolhost {why}" + (f"; it said: {words}" if words else "")
+    return f"its toolhost {why}" + (f"{SAID}{words}" if words else "")
 
 
 def crash(aid: str, reason: str) -> Refusal:
@@ -37,13 +41,19 @@ def bad_reply(aid: str, what: str) -> Refusal:
 
 
 def junk(line: bytes) -> str:
-    return f"replied with a line that is not a JSON object: {line.decode(errors='replace')!r}"
+    return f"{JUNK}: {line.decode(errors='replace')!r}"
 
 
-def overloaded(aid: str, seconds: float) -> Refusal:
-    return Refusal(
-        errors.OVERLOADED, f"{aid} waited {seconds:g} s for a toolhost (limits.queue_seconds)", retry_after=1
-    )
+def unquoted(reason: str) -> str:
+    """Without what a tool has said, which may be anything."""
+    before, junk, _ = reason.partition(SAID)[0].partition(JUNK)
+    return before + junk
+
+
+def overloaded(tool: Tool, seconds: float) -> Refusal:
+    what = f"is paused (`broker resume` lets it go) and has waited {seconds:g} s"
+    what = what if tool.paused else f"waited {seconds:g} s for a toolhost"
+    return Refusal(errors.OVERLOADED, f"{tool.name} {what} (limits.queue_seconds)", retry_after=1)
 
 
 def no_lease(aid: str, error: str) -> Refusal:

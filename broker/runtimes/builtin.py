@@ -112,6 +112,7 @@ class Builtin:
     def _run(self, work: Work) -> None:
         if work.ticket is not None:
             work.ticket.handed_over()
+        begun = time.monotonic()
         reply: dict[str, Any] = {"ok": True, "status": "OK"}
         if work.ids is not None:
             reply = {"id": msgspec.Raw(work.ids[:-1]), **reply}
@@ -125,7 +126,9 @@ class Builtin:
             reply |= {"ok": False, "status": "TOOL_ERROR", "output_json": "{}"}
             reply["error"] = f"the artifact cannot be written: {error.strerror}"
         reply["ds_state"] = {"delta": True, "slots": {}, "removed_slots": []}
-        self._policy.answered(work.tool, 1, int(reply["ok"]), time.monotonic())
+        now = time.monotonic()
+        work.tool.took(work.caller.face, now - begun)
+        self._policy.answered(work.tool, 1, int(reply["ok"]), now)
         work.sink.deliver(work, msgspec.json.encode(reply) + b"\n", 1)
 
     def _write(self, given: Any, work: Work) -> Built:

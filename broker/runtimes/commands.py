@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,6 +55,8 @@ class Commands:
     def pump(self) -> None:
         """Starts what may run now, each caller in turn."""
         for lane in self.queue:
+            if lane.tool.paused:
+                continue
             while lane.lines and self.running < self.settings.max and self._core.processes < self._limits.processes:
                 work = lane.pop(1)
                 if work is None:
@@ -67,8 +70,10 @@ class Commands:
         self._core.processes += 1
         if work.ticket is not None:
             work.ticket.handed_over()
+        begun = time.monotonic()
         call = self._threads.submit(self._run, work)
-        call.add_done_callback(lambda done: self._core.loop.call_soon_threadsafe(self._ended, work, done.result()))
+        ended = self._core.loop.call_soon_threadsafe
+        call.add_done_callback(lambda done: ended(self._ended, work, done.result(), time.monotonic() - begun))
 
     def _run(self, work: Work) -> bytes | Refusal:
         """In a thread."""
@@ -87,7 +92,7 @@ class Commands:
         with self._children_lock:
             self._children.discard(child)
 
-    def _ended(self, work: Work, outcome: bytes | Refusal) -> None:
+    def _ended(self, work: Work, outcome: bytes | Refusal, seconds: float) -> None:
         self.running -= 1
         self.calls += 1
         self._core.processes -= 1
@@ -97,6 +102,7 @@ class Commands:
                 self._log.warning("command failed", aid=work.tool.name, reason=outcome.text)
             work.sink.refuse(work, outcome)
         else:
+            work.tool.took(work.caller.face, seconds)
             work.sink.deliver(work, outcome if work.ids is None else _with_id(outcome, work.ids), 1)
         self.pump()
         self._core.flush()
@@ -125,7 +131,9 @@ class Commands:
 
     def expire(self, now: float) -> None:
         for work in self.queue.overdue(now - self._limits.queue_seconds):
-            self._refuse(work, verdicts.overloaded(work.tool.name, self._limits.queue_seconds))
+            refusal = verdicts.overloaded(work.tool, self._limits.queue_seconds)
+            self._core.policy.noted(work.tool.name, refusal.kind.code, refusal.text)
+            self._refuse(work, refusal)
         self.pump()
 
     def drain(self, refusal: Refusal) -> None:

@@ -135,14 +135,15 @@ def count(policy: Policy, tool: Tool, outcome: bytes | Refusal) -> None:
     elif outcome.ran:
         tool.calls += 1
         tool.failed += 1
-        policy.failed(tool, outcome.text, now)
+        policy.failed(tool, outcome.kind, outcome.text, now)
 
 
 def _verdict(aid: str, child: Process, output: bytes, said: bytes) -> bytes | Refusal:
     if child.status != 0:
         words = [text.decode(errors="replace").strip() for text in (output, said)]
-        detail = "\n".join(filter(None, words)) or child.how_it_ended()
-        return Refusal(errors.CRASH, f"{aid}: its process {child.how_it_ended()}: {detail[-2000:]}")
+        detail = "\n".join(filter(None, words))[-2000:]
+        ended = f"{aid}: its process {child.how_it_ended()}"
+        return Refusal(errors.CRASH, f"{ended}{verdicts.SAID}{detail}" if detail else ended)
     text = output.strip()
     for candidate in (text, text.split(b"\n", 1)[0]):  # all of it, in as many lines as it likes; or the first line
         try:

@@ -1,4 +1,5 @@
-/* board_test.c: what the board does with toolhosts that break the protocol, and where memory ends. */
+/* board_test.c: what the board counts and holds back, what it does with toolhosts that break the protocol, and without
+ * memory. */
 #define _GNU_SOURCE
 #include "board.h"
 #include "check.h"
@@ -198,7 +199,63 @@ static void a_call_whose_reply_cannot_be_kept_is_left_to_the_owner(void) {
     close_world(&w);
 }
 
+static int64_t counted(const tb_latency *l) {
+    int64_t calls = 0;
+    for (int i = 0; i < TB_BUCKETS; i++) calls += l->buckets[i];
+    return calls;
+}
+
+static void calls_that_pass_are_timed_from_hand_over_to_reply(void) {
+    world w;
+    open_world(&w);
+    server s = start(&w);
+    client one = connect_to(&w);
+    say(one.theirs, "{\"aid\":\"A\"}\n{\"aid\":\"A\"}\n");
+    turn(&w);
+    CHECK(counted(&w.tool.latency) == 0);
+    usleep(12000);
+    say(s.out, "{}\n{}\n");
+    turn(&w);
+    CHECK(counted(&w.tool.latency) == 2);
+    for (int i = 0; i < TB_BUCKETS - 1 && tb_bounds[i] <= 10e-3; i++) CHECK(!w.tool.latency.buckets[i]);
+    CHECK(w.tool.latency.seconds >= 2 * 12e-3);
+    disconnect(&w, &one);
+    stop(&w, &s);
+    close_world(&w);
+}
+
+static void each_bound_is_the_most_that_its_bucket_counts(void) {
+    tb_latency l = {0};
+    for (int i = 0; i < TB_BUCKETS - 1; i++) {
+        tb_latency_add(&l, tb_bounds[i], 1);
+        CHECK(l.buckets[i] == 1);
+        CHECK(!i || tb_bounds[i] > tb_bounds[i - 1]);
+    }
+    tb_latency_add(&l, 1e9, 3);
+    CHECK(l.buckets[TB_BUCKETS - 1] == 3);
+    tb_latency_add(&l, -1, 1); /* a clock that was read before */
+    CHECK(l.buckets[0] == 2);
+}
+
+static void no_call_of_a_paused_tool_passes(void) {
+    world w;
+    open_world(&w);
+    server s = start(&w);
+    client one = connect_to(&w);
+    w.tool.paused = 1;
+    say(one.theirs, "{\"aid\":\"A\"}\n");
+    turn(&w);
+    CHECK(rows_of(&w, TB_ROW_PLAIN) == 1);
+    CHECK(heard(s.in, NULL));
+    disconnect(&w, &one);
+    stop(&w, &s);
+    close_world(&w);
+}
+
 int main(void) {
+    calls_that_pass_are_timed_from_hand_over_to_reply();
+    each_bound_is_the_most_that_its_bucket_counts();
+    no_call_of_a_paused_tool_passes();
     a_host_that_broke_the_protocol_is_given_no_more("junk\n", TB_ROW_JUNK);
     a_host_that_broke_the_protocol_is_given_no_more("{}\n{}\n", TB_ROW_UNASKED);
     a_host_that_broke_the_protocol_is_given_no_more(NULL, TB_ROW_CLOSED);

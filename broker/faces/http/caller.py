@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,17 +45,18 @@ class Asked(NamedTuple):
 class HttpCall:
     """One call's caller (nobody else has its number) and sink."""
 
-    __slots__ = ("_left", "answer", "number", "principal", "rights")
+    __slots__ = ("_left", "_refused", "answer", "number", "principal", "rights")
 
     face = "http"
     line: Any = None
 
-    def __init__(self, asker: Asker, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, asker: Asker, number: int, loop: asyncio.AbstractEventLoop, refused: Counter[str]) -> None:
         self.principal = asker.principal
         self.rights = asker.rights
         self.number = number
         self.answer: asyncio.Future[bytes | Refusal] = loop.create_future()
         self._left = False
+        self._refused = refused  # of all calls, by code
 
     def gone(self) -> bool:
         return self._left
@@ -75,6 +77,7 @@ class HttpCall:
 
     def refuse(self, work: Work, refusal: Refusal) -> None:  # noqa: ARG002
         if not self.answer.done():
+            self._refused[refusal.kind.code] += 1
             self.answer.set_result(refusal)
 
     def leave(self) -> None:
@@ -96,8 +99,8 @@ class Caller:
     def begin(self, tool: Tool, given: str, asker: Asker, asked: Asked | None = None) -> HttpCall:
         """Its answer is a reply line, or a refusal. `given` is the input's JSON."""
         broker, core = self._broker, self._core
-        call = HttpCall(asker, core.name(), self._loop)
         dispatcher = broker.dispatcher
+        call = HttpCall(asker, core.name(), self._loop, dispatcher.refused)
         core.board.round += 1  # so that a plugin that was replaced is noticed
         try:
             refusal = dispatcher.refusal()
@@ -114,6 +117,7 @@ class Caller:
             broker.log.error("internal error", aid=tool.name, reason=repr(error))
             refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None and not call.answer.done():
+            dispatcher.refused[refusal.kind.code] += 1
             call.answer.set_result(refusal)
         if not self._flushing:
             self._flushing = True

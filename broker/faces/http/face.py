@@ -19,6 +19,7 @@ from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
 from broker.faces.http.caller import Caller
 from broker.faces.http.namel3ss import Namel3ss
+from broker.faces.http.operating import Operating
 from broker.faces.http.protocol import Rules, guarded
 from broker.faces.http.request import Request, Response, answered
 
@@ -51,6 +52,7 @@ class HttpFace:
         self._serving: asyncio.Task[None] | None = None
         self._next_look = 0.0
         self._autosage: AutoSage | None = None
+        self._operating = Operating(broker)
 
     async def start(self) -> str:
         """Once the tools are there. Where it listens."""
@@ -59,6 +61,7 @@ class HttpFace:
         self._autosage = AutoSage(broker, self.caller, broker.jobs)
         self._autosage.add_routes(self.app)
         Namel3ss(broker, self.caller).add_routes(self.app)
+        self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
         rules = Rules(
@@ -103,7 +106,11 @@ class HttpFace:
         for connection in list(self._server.server_state.connections):
             connection.look(loop_now)  # type: ignore[union-attr]
 
+    def connections(self) -> int:
+        return len(self._server.server_state.connections) if self._server is not None else 0
+
     def stop_accepting(self) -> None:
+        self._operating.end()
         for server in getattr(self._server, "servers", ()):
             server.close()
 

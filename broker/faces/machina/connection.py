@@ -15,7 +15,7 @@ from broker._native import ffi, lib
 from broker.errors import Refusal
 from broker.faces.machina.lines import TIMEOUT_MS, Asked, Members, problem_of, wrong_type
 from broker.faces.machina.linger import linger
-from broker.model import Tool, Work
+from broker.model import MACHINA, Tool, Work
 from broker.pool.core import OUTBOX_HIGH
 from broker.ticket import Call
 
@@ -42,15 +42,17 @@ DATA, DATA_LEN, IDS, IDS_LEN = lib.TB_R_DATA, lib.TB_R_DATA_LEN, lib.TB_R_IDS, l
 class Connection:
     """A caller (it waits its turn as one) and the sink of its replies."""
 
-    def __init__(self, face: MachinaFace, sock: socket.socket, principal: str, operator: bool) -> None:
-        self.face = face
+    face = MACHINA
+
+    def __init__(self, home: MachinaFace, sock: socket.socket, principal: str, operator: bool) -> None:
+        self.home = home
         self.principal = principal
         self._on_operators_socket = operator
         self.local = sock.family == socket.AF_UNIX
-        self.authenticated = self.local or not face.door.locked()
+        self.authenticated = self.local or not home.door.locked()
         self._token: Token | None = None  # what it has shown
-        self._core = face.core
-        self._loop = face.core.loop
+        self._core = home.core
+        self._loop = home.core.loop
         self._sock = sock
         self._repeats: deque[tuple[Work, Entry]] = deque()  # hits that nobody has room for yet
         self.closed = False
@@ -74,9 +76,9 @@ class Connection:
             self._bad(row, data)
         elif what == ROOM:
             self._repeat_more()
-            self.face.on_room()
-        elif what == LONG and self._core.board.partial_bytes > self.face.limits.queue_bytes:  # still
-            max(self.face.connections, key=Connection.partial)._drop_line()
+            self.home.on_room()
+        elif what == LONG and self._core.board.partial_bytes > self.home.limits.queue_bytes:  # still
+            max(self.home.connections, key=Connection.partial)._drop_line()
         elif what == IDLE:  # one last look, so that nobody is left without a word
             lib.tb_caller_rest(self._core.board, self.line)
             self.end_after_replies()
@@ -91,28 +93,28 @@ class Connection:
         """Long lines on their way count for everybody's bound. It holds the most of them: it has to come again."""
         if not self.partial():
             return
-        bound = self.face.limits.queue_bytes
+        bound = self.home.limits.queue_bytes
         text = f"lines of {bound} bytes in all are on their way, and this one holds the most (limits.queue_bytes)"
         self._refuse_line(Refusal(errors.OVERLOADED, text, retry_after=1))
         lib.tb_caller_drop(self._core.board, self.line)
 
     def _refuse_line(self, refusal: Refusal) -> None:
         """The line that is on its way is not waited for: this is its answer."""
-        self._put(lib.tb_caller_expect(self.line, 1, 0, True), refusal.line(None), 1)
+        self._turn_down(lib.tb_caller_expect(self.line, 1, 0, True), refusal, None, None)
 
     def look(self, now: float) -> None:
         """From time to time: a line must end, a caller must say who it is, and what it showed must still be good."""
         line = self.line
         if self.closed or line.ending:
             return
-        if self._token is not None and not self.face.door.takes(self._token):
+        if self._token is not None and not self.home.door.takes(self._token):
             self._refuse_line(Refusal(errors.FORBIDDEN, f"the token of {self.principal} has been revoked"))
             self.end_after_replies()
         elif not line.reading or (self.authenticated and not lib.tb_caller_pending(line)):
             line.since = now
-        elif now - line.since > self.face.limits.line_seconds:
+        elif now - line.since > self.home.limits.line_seconds:
             what = "the line has not ended" if self.authenticated else "no token was shown"
-            text = f"{what} within {self.face.limits.line_seconds:g} s (limits.line_seconds)"
+            text = f"{what} within {self.home.limits.line_seconds:g} s (limits.line_seconds)"
             self._refuse_line(Refusal(errors.BAD_REQUEST, text))
             self.end_after_replies()
 
@@ -120,14 +122,14 @@ class Connection:
 
     def _run(self, row: list[int], data: Any) -> None:
         """Calls that could not pass by themselves."""
-        face = self.face
+        home = self.home
         tool = self._core.tools[row[TOOL]]
         lines, ids = _texts(row, data)
-        work = face.dispatcher.span(tool, lines, row[COUNT], ids, self, self)
+        work = home.dispatcher.span(tool, lines, row[COUNT], ids, self, self)
         work.at = row[AT]
         if row[0] == KEYED:
             work.entries = list(ffi.cast("tb_entry **", data + row[VALUE])[0 : row[COUNT]])
-            face.dispatcher.keyed(work)
+            home.dispatcher.keyed(work)
         tool.stats.waits = 0  # the board took it to wait; its pool says whether it does
         refusal = self._gate()
         try:
@@ -147,13 +149,13 @@ class Connection:
         if index < 0:
             aid = members.text(lib.TB_AID)
             if aid == "_auth":
-                self._put(at, _reply(self.face.control.authenticate(self, line), aid, ids), 1)
+                self._put(at, _reply(self.home.control.authenticate(self, line), aid, ids), 1)
                 return
             if aid.startswith("_"):
                 self._loop.create_task(self._control(aid, line, ids, at))
                 return
             refusal: Refusal | None = self._gate()
-            if refusal is None and (refreshed := self.face.refreshed()) is not None:
+            if refusal is None and (refreshed := self.home.refreshed()) is not None:
                 asked = members.asked()
                 self._loop.create_task(self._try_again(refreshed, aid, line, ids, asked, at))
                 return
@@ -162,15 +164,15 @@ class Connection:
             tool = self._core.tools[index]
             aid = tool.name
             try:
-                refusal = self._gate() or self.face.dispatcher.rights(tool, self)
+                refusal = self._gate() or self.home.dispatcher.rights(tool, self)
                 refusal = refusal or self._admit(tool, line, ids, members.asked(), at, time.monotonic())
             except Exception as error:
                 refusal = self._mistake(aid, error)
         if refusal is not None:
-            self._put(at, refusal.line(aid, ids), 1)
+            self._turn_down(at, refusal, aid, ids)
 
     def _admit(self, tool: Tool, line: bytes, ids: bytes | None, asked: Asked, at: int, now: float) -> Refusal | None:
-        dispatcher = self.face.dispatcher
+        dispatcher = self.home.dispatcher
         milliseconds = None
         if asked.timeout is not None:
             if not asked.timeout.isdigit() or not asked.timeout.strip(b"0"):
@@ -193,21 +195,21 @@ class Connection:
     ) -> None:
         """Nobody knows the tool, but a plugin has just been replaced: perhaps the new one has it."""
         await refreshed
-        tool = self.face.registry.get(aid)
+        tool = self.home.registry.get(aid)
         if self.closed:
             return
         if tool is None:
             refusal: Refusal | None = Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
         else:
-            refusal = self._gate() or self.face.dispatcher.rights(tool, self)
+            refusal = self._gate() or self.home.dispatcher.rights(tool, self)
             refusal = refusal or self._admit(tool, line, ids, asked, at, time.monotonic())
         if refusal is not None:
-            self._put(at, refusal.line(aid, ids), 1)
+            self._turn_down(at, refusal, aid, ids)
         self._core.flush()
 
     async def _control(self, aid: str, line: bytes, ids: bytes | None, at: int) -> None:
         try:
-            result = await self.face.control(self, aid, line)
+            result = await self.home.control(self, aid, line) if self.authenticated else self.unauthenticated()
         except Exception as error:  # whatever it is, the line gets its answer
             result = self._mistake(aid, error)
         self._put(at, _reply(result, aid, ids), 1)
@@ -215,13 +217,13 @@ class Connection:
 
     def _mistake(self, aid: str, error: Exception) -> Refusal:
         """A mistake of ours must not leave a caller waiting for ever."""
-        self.face.log.error("internal error", aid=aid, reason=repr(error))
+        self.home.log.error("internal error", aid=aid, reason=repr(error))
         return Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
 
     def _gate(self) -> Refusal | None:
         if not self.authenticated:
             return self.unauthenticated()
-        return self.face.dispatcher.refusal()
+        return self.home.dispatcher.refusal()
 
     def unauthenticated(self) -> Refusal:
         return Refusal(errors.FORBIDDEN, 'the first line must be {"aid":"_auth","token":"…"}')
@@ -241,9 +243,9 @@ class Connection:
 
     def set_rights(self) -> None:
         """Whoever has not said who it is has each line looked at. Callers on the Unix socket are never operators."""
-        self.rights = self.face.rights.of(self.principal)
+        self.rights = self.home.rights.of(self.principal)
         self.operator = self._on_operators_socket or (self.rights.operator and not self.local)
-        registry = self.face.registry
+        registry = self.home.registry
         self._tools = registry.table_of(self.rights) if self.authenticated else registry.strict
         if self.number in self._core.peers:
             lib.tb_caller_tools(self.line, self._tools)
@@ -254,9 +256,9 @@ class Connection:
 
     def _bad(self, row: list[int], data: Any) -> None:
         _, ids = _texts(row, data)
-        refusal = problem_of(row[VALUE], row[ABOUT], self.face.limits)
+        refusal = problem_of(row[VALUE], row[ABOUT], self.home.limits)
         aid = Members(row, data).text(lib.TB_AID) or None
-        self._put(row[AT], refusal.line(aid, ids), 1)
+        self._turn_down(row[AT], refusal, aid, ids)
 
     # --- replies out ------------------------------------------------------------------------------------------------
 
@@ -264,6 +266,11 @@ class Connection:
         """Replies leave in their turn; those without a place may overtake."""
         if not self.closed and lib.tb_caller_put(self._core.board, self.line, at, lines, len(lines), count):
             raise MemoryError
+
+    def _turn_down(self, at: int, refusal: Refusal, aid: str | None, ids: bytes | None) -> None:
+        """A line that has not become a call."""
+        self.home.dispatcher.refused[refusal.kind.code] += 1
+        self._put(at, refusal.line(aid, ids), 1)
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         self._put(work.at, lines, count)
@@ -297,6 +304,7 @@ class Connection:
     def refuse(self, work: Work, refusal: Refusal) -> None:
         if self.closed:
             return
+        self.home.dispatcher.refused[refusal.kind.code] += work.count
         if work.ids is None:
             lines = refusal.line(work.tool.name) * work.count
         else:
@@ -310,7 +318,7 @@ class Connection:
         """Nothing interrupts us in the middle of a call: it is settled when its answer comes."""
 
     def full(self, work: Work) -> bool:
-        return self._stuffed(work) and not self.face.dispatcher.urgent(work)
+        return self._stuffed(work) and not self.home.dispatcher.urgent(work)
 
     def _stuffed(self, work: Work) -> bool:
         """Replies that wait for one in front of them hold back everybody's work but that one's."""
@@ -339,11 +347,11 @@ class Connection:
         ending = self.line.ending
         lib.tb_caller_close(self._core.board, self.line)
         self.line = None
-        if not ending or (self.local and not self.face.dispatcher.draining):
+        if not ending or (self.local and not self.home.dispatcher.draining):
             self._sock.close()
         else:
             linger(self._sock, self._loop)
-        self.face.hung_up(self)
+        self.home.hung_up(self)
 
 
 def _texts(row: list[int], data: Any) -> tuple[bytes, bytes | None]:
