@@ -156,14 +156,16 @@ class Control:
 
     # --- pauses -----------------------------------------------------------------------------------------------------
 
-    async def _pause(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+    async def _pause(self, asker: Asker, line: bytes) -> Answer:
+        return self._hold("paused", self._broker.pause, asker, line)
+
+    async def _resume(self, asker: Asker, line: bytes) -> Answer:
+        return self._hold("resumed", self._broker.resume, asker, line)
+
+    def _hold(self, done: str, change: Callable[[str], str], asker: Asker, line: bytes) -> Answer:
         name = msgspec.json.decode(line, type=_Named).name
-        unknown = self._broker.pause(name)
-        return Refusal(errors.NOT_FOUND, unknown) if unknown else self._paused()
-
-    async def _resume(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        wrong = self._broker.resume(msgspec.json.decode(line, type=_Named).name)
-        return Refusal(errors.NOT_FOUND, wrong) if wrong else self._paused()
-
-    def _paused(self) -> dict[str, Any]:
+        wrong = change(name)
+        if wrong:
+            return Refusal(errors.NOT_FOUND, wrong)
+        self._broker.log.info(done, name=name, who=asker.principal)
         return {"paused": sorted(self._broker.pauses.names)}

@@ -1,7 +1,7 @@
 """Jobs: every call over HTTP is one, kept on disk behind its answer; files of its are in a folder of its own.
 
-Records are rows of one SQLite file, written by a thread many at a time: a folder of four files for each call would cost
-more than the call. What has not been written yet is read from memory.
+A thread writes the records, many at a time: a folder of files for each call would cost more than the call. What has not
+been written yet is read from memory.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import fcntl
 import os
 import re
 import shutil
-import sqlite3
 import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from broker.errors import ConfigError
+from broker.journal import Journal
 from broker.model import Place
 from broker.observe.log import Log
 
@@ -38,42 +37,42 @@ TYPES = {
 }
 ID = re.compile(r"job_([0-9]{4,15})")
 BEHIND_BYTES = 64 * 1024 * 1024  # not written yet: then nobody gets a new job
+SEGMENT_BYTES = 4 * 1024 * 1024
 BLOCK = 1000  # numbers that are promised at a time: none is given out twice, also after a crash
+PAUSE_SECONDS = 0.02  # between two writes: many at a time
 EXPIRE_SECONDS = 30.0
+RETRY_SECONDS = 1.0
 LARGEST_ARTIFACT = 25_000_000
-COLUMNS = (
-    "tool TEXT, created REAL, started REAL, finished REAL, status TEXT, summary TEXT,"
-    " request BLOB, response BLOB, error BLOB, who TEXT, size INTEGER"
-)
-ROW = "number, tool, created, started, finished, status, summary, request, response, error, who"
 
 QUEUED, RUNNING, SUCCEEDED, FAILED = "queued", "running", "succeeded", "failed"
-INTERRUPTED = msgspec.json.encode(
-    {"code": "interrupted", "message": "The broker stopped while this job was under way."}
-)
 
 
-class Job(Struct, gc=False):
+class Job(Struct, gc=False, array_like=True):
     """One call: what was asked, and what became of it."""
 
     number: int
     tool: str
+    who: str  # whose it is: a principal
     created: float
     started: float = 0.0
     finished: float = 0.0
     status: str = QUEUED
     summary: str | None = None
-    request: bytes = b""
-    response: bytes = b""  # the ToolResult
-    error: bytes = b""  # {"code", "message"} where it failed
-    who: str = ""  # whose it is: a principal
+    request: str = ""
+    response: str = ""  # the ToolResult
+    error: str = ""  # {"code", "message"} where it failed
+    filed: bool = False  # there may be files in its folder
 
     @property
     def id(self) -> str:
         return f"job_{self.number:04d}"
 
     def size(self) -> int:
-        return 200 + len(self.request) + len(self.response) + len(self.error)
+        return 200 + len(self.request) + len(self.response)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Job).decode
 
 
 class Jobs:
@@ -82,19 +81,19 @@ class Jobs:
         self._seconds = seconds
         self._most_bytes = most_bytes
         self._log = log
+        self._journal = Journal(directory, min(SEGMENT_BYTES, most_bytes // 8 + 1))
         self._running: dict[int, Job] = {}
         self._lock = threading.Lock()
         self._unsaved: dict[int, Job] = {}
         self._saving: dict[int, Job] = {}
         self._unsaved_bytes = 0
+        self._files_bytes = 0
         self._wake = threading.Event()
         self._stop = False
         self._trouble = ""
         self._next = 1
         self._promised = 0
-        self._size = 0
-        self._lock_fd = -1
-        self._reader: sqlite3.Connection | None = None
+        self._lock_fd = self._promise_fd = -1
         self._thread = threading.Thread(target=self._write_behind, name="broker-jobs", daemon=True)
 
     # --- start and end ----------------------------------------------------------------------------------------------
@@ -103,100 +102,71 @@ class Jobs:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise self._cannot(error.strerror or str(error)) from None
-        try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._promise_fd = os.open(self.directory / "promised", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            promised = int(os.pread(self._promise_fd, 32, 0) or b"0")
+            folders = {int(found[1]) for name in os.listdir(self.directory) if (found := ID.fullmatch(name))}
+            self._next = max(self._journal.open(), promised, *folders, 0) + 1
+            self._files_bytes = sum(sum(self._files(number).values()) for number in folders)
+        except BlockingIOError:
             raise self._cannot("another broker is using it") from None
-        try:
-            self._reader = self._connect()
-            self._prepare(self._reader)
-        except sqlite3.Error as error:
-            raise self._cannot(str(error)) from None
+        except (OSError, ValueError) as error:
+            raise self._cannot(getattr(error, "strerror", None) or str(error)) from None
         self._thread.start()
 
     def _cannot(self, why: str) -> ConfigError:
         return ConfigError(f"jobs cannot be kept in {self.directory}: {why}; choose another folder (http.jobs)")
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.directory / "jobs.sqlite", isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may lose the last moments, never the file
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """The tables, the next number, and what became of those that were under way."""
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        connection.execute(f"CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY, {COLUMNS})")
-        connection.execute("CREATE TABLE IF NOT EXISTS promised (number INTEGER)")
-        highest, self._size = connection.execute(
-            "SELECT coalesce(max(number), 0), coalesce(sum(size), 0) FROM jobs"
-        ).fetchone()
-        promised = connection.execute("SELECT coalesce(max(number), 0) FROM promised").fetchone()[0]
-        folders = [int(found[1]) for name in os.listdir(self.directory) if (found := ID.fullmatch(name))]
-        self._next = max(highest, promised, *folders, 0) + 1
-        connection.execute(
-            "UPDATE jobs SET status = ?, finished = ?, error = ? WHERE status IN (?, ?)",
-            (FAILED, time.time(), INTERRUPTED, QUEUED, RUNNING),
-        )
-
     def close(self) -> None:
         """What is unsaved is written first."""
-        if self._reader is None:
+        if not self._thread.is_alive():
             return
         self._stop = True
         self._wake.set()
         self._thread.join()
-        with contextlib.suppress(sqlite3.Error):  # the next number is known: none need be skipped
-            self._reader.execute("DELETE FROM promised")
-            self._reader.execute("INSERT INTO promised VALUES (?)", (self._next - 1,))
-        self._reader.close()
-        self._reader = None
+        self._promise(self._next - 1)  # the next number is known: none need be skipped
+        os.close(self._promise_fd)
         os.close(self._lock_fd)
 
     # --- a job's life -----------------------------------------------------------------------------------------------
 
-    def new(self, tool: str, request: bytes, summary: str | None, who: str) -> Job:
+    def new(self, tool: str, request: str, summary: str | None, who: str) -> Job:
         number, self._next = self._next, self._next + 1
         if number > self._promised:
             self._promise(number + BLOCK)
-        job = self._running[number] = Job(number, tool, time.time(), summary=summary, request=request, who=who)
+        job = self._running[number] = Job(number, tool, who, time.time(), summary=summary, request=request)
         return job
 
     def _promise(self, number: int) -> None:
         self._promised = number
-        assert self._reader is not None
         try:
-            self._reader.execute("INSERT INTO promised VALUES (?)", (number,))
-        except sqlite3.Error as error:
-            self._complain(str(error))
+            os.pwrite(self._promise_fd, b"%-20d\n" % number, 0)
+        except OSError as error:
+            self._complain(error)
 
     def start(self, job: Job) -> None:
         job.status, job.started = RUNNING, time.time()
 
     def succeed(self, job: Job, response: bytes, summary: str) -> None:
+        job.response, job.summary = response.decode(), summary
         self._end(job, SUCCEEDED)
-        job.response, job.summary = response, summary
-        self.save(job)
 
     def fail(self, job: Job, code: str, message: str, response: bytes = b"") -> None:
+        job.response, job.summary = response.decode(), None
+        job.error = _encode({"code": code, "message": message}).decode()
         self._end(job, FAILED)
-        job.response, job.summary = response, None
-        job.error = msgspec.json.encode({"code": code, "message": message})
-        self.save(job)
 
     def _end(self, job: Job, status: str) -> None:
         job.finished = time.time()
         job.started = job.started or job.created
         job.status = status
+        self._running.pop(job.number, None)
+        self.save(job)
 
     def save(self, job: Job) -> None:
         """As it is now; soon on disk, at once to be read."""
-        if job.finished:
-            self._running.pop(job.number, None)
         with self._lock:
-            self._unsaved[job.number] = msgspec.structs.replace(job) if not job.finished else job
+            self._unsaved[job.number] = job if job.finished else msgspec.structs.replace(job)
             self._unsaved_bytes += job.size()
         if not self._wake.is_set():
             self._wake.set()
@@ -217,32 +187,32 @@ class Jobs:
         return job or self._read(number)
 
     def _read(self, number: int) -> Job | None:
-        assert self._reader is not None
-        try:
-            row = self._reader.execute(f"SELECT {ROW} FROM jobs WHERE number = ?", (number,)).fetchone()
-        except sqlite3.Error as error:
-            self._complain(str(error))
+        row = self._journal.find(number)
+        if row is None:
             return None
-        return Job(*row) if row else None
+        job = _decode(row)
+        if not job.finished:  # and it is not under way
+            job.status, job.finished, job.summary = FAILED, job.created, None
+            job.error = '{"code":"interrupted","message":"The broker stopped before this job had ended."}'
+        return job
 
     # --- files of a job ---------------------------------------------------------------------------------------------
 
-    def folder(self, job: Job) -> Path:
-        return self.directory / job.id
-
     def place(self, job: Job, largest: int = LARGEST_ARTIFACT) -> Place:
-        return Place(job.id, str(self.folder(job)), largest)
+        """From now on there may be files."""
+        job.filed = True
+        return Place(job.id, str(self.directory / job.id), largest)
 
     def files(self, job: Job) -> dict[str, int]:
         """What is in its folder: plain files with plain names, and their sizes."""
+        return self._files(job.number) if job.filed else {}
+
+    def _files(self, number: int) -> dict[str, int]:
         found = {}
-        try:
-            with os.scandir(self.folder(job)) as entries:
-                for entry in entries:
-                    if is_plain(entry.name) and entry.is_file(follow_symlinks=False):
-                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), os.scandir(self.directory / f"job_{number:04d}") as entries:
+            for entry in entries:
+                if is_plain(entry.name) and entry.is_file(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def open_file(self, job: Job, name: str) -> int | None:
@@ -250,7 +220,7 @@ class Jobs:
         if not is_plain(name):
             return None
         try:
-            folder = os.open(self.folder(job), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            folder = os.open(self.directory / job.id, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         try:
@@ -267,8 +237,7 @@ class Jobs:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _write_behind(self) -> None:
-        connection = self._connect()
-        expired = 0.0
+        looked = 0.0
         while not self._stop or self._unsaved:
             self._wake.wait(EXPIRE_SECONDS)
             self._wake.clear()
@@ -276,33 +245,28 @@ class Jobs:
                 self._saving, self._unsaved = self._unsaved, {}
                 size, self._unsaved_bytes = self._unsaved_bytes, 0
             try:
-                self._store(connection, list(self._saving.values()))
-                if time.monotonic() > expired + EXPIRE_SECONDS:
-                    expired = time.monotonic()
-                    self._expire(connection)
-            except (sqlite3.Error, OSError) as error:  # a full disk must not stop calls; the newest are still here
-                self._complain(str(error))
+                self._write(list(self._saving.values()))
+                if time.monotonic() > looked + EXPIRE_SECONDS:
+                    looked = time.monotonic()
+                    self._expire()
+            except OSError as error:  # a full disk must not stop calls
+                self._complain(error)
                 self._keep_for_later(size)
                 if self._stop:
                     break
-                time.sleep(1.0)
+                time.sleep(RETRY_SECONDS)
             else:
                 self._trouble = ""
             self._saving = {}
             if not self._stop:
-                time.sleep(0.02)  # many at a time
-        connection.close()
+                time.sleep(PAUSE_SECONDS)
+        with contextlib.suppress(OSError):
+            self._journal.close()
 
-    def _store(self, connection: sqlite3.Connection, jobs: list[Job]) -> None:
-        if not jobs:
-            return
-        rows = []
-        for job in jobs:
-            size = job.size() + sum(self.files(job).values())
-            rows.append((*msgspec.structs.astuple(job), size))
-            self._size += size
-        with _transaction(connection):
-            connection.executemany(f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    def _write(self, jobs: list[Job]) -> None:
+        if jobs:
+            self._journal.append([(job.number, _encode(job)) for job in jobs])
+            self._files_bytes += sum(sum(self.files(job).values()) for job in jobs if job.filed and job.finished)
 
     def _keep_for_later(self, size: int) -> None:
         """As many as memory may hold; the oldest are lost."""
@@ -311,45 +275,25 @@ class Jobs:
                 self._unsaved = {**self._saving, **self._unsaved}
                 self._unsaved_bytes += size
 
-    def _expire(self, connection: sqlite3.Connection) -> None:
+    def _expire(self) -> None:
         """By age, then by size, the oldest first."""
-        self._remove(connection, "finished > 0 AND finished < ?", time.time() - self._seconds)
-        while self._size > self._most_bytes:
-            before = self._size
-            some = "SELECT number FROM jobs WHERE finished > 0 ORDER BY number LIMIT 100"
-            oldest = connection.execute(some).fetchall()
-            if not oldest:
+        while (
+            self._journal.expired(time.time() - self._seconds)
+            or self._journal.size + self._files_bytes > self._most_bytes
+        ):
+            numbers = self._journal.drop_oldest()
+            if not numbers:
                 break
-            self._remove(connection, "finished > 0 AND number <= ?", oldest[-1][0])
-            if self._size >= before:
-                break
-        connection.execute("PRAGMA incremental_vacuum")
+            for number in numbers:
+                if files := self._files(number):
+                    self._files_bytes -= sum(files.values())
+                shutil.rmtree(self.directory / f"job_{number:04d}", ignore_errors=True)
 
-    def _remove(self, connection: sqlite3.Connection, which: str, value: Any) -> None:
-        gone = connection.execute(f"SELECT number FROM jobs WHERE {which}", (value,)).fetchall()
-        if not gone:
-            return
-        for (number,) in gone:
-            shutil.rmtree(self.directory / f"job_{number:04d}", ignore_errors=True)
-        connection.execute(f"DELETE FROM jobs WHERE {which}", (value,))
-        self._size = connection.execute("SELECT coalesce(sum(size), 0) FROM jobs").fetchone()[0]
-
-    def _complain(self, why: str) -> None:
+    def _complain(self, error: OSError) -> None:
+        why = error.strerror or str(error)
         if why != self._trouble:
             self._trouble = why
             self._log.error("jobs cannot be kept on disk", folder=str(self.directory), reason=why)
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Any:
-    connection.execute("BEGIN")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 def is_plain(name: str) -> bool:

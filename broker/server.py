@@ -254,7 +254,6 @@ class Broker:
             return f"there is no pool or tool called {name!r}; pools: {known}; `broker tools` shows the tools"
         self.pauses.names.add(name)
         self._settle_pauses()
-        self.log.info("paused", name=name)
         return ""
 
     def resume(self, name: str) -> str:
@@ -262,7 +261,6 @@ class Broker:
         wrong = self.pauses.resume(name)
         if not wrong:
             self._settle_pauses()
-            self.log.info("resumed", name=name)
             for pool in self.everything():
                 pool.pump()
             self.core.flush()

@@ -132,8 +132,11 @@ typedef struct {
     size_t ids_len;
     tb_entry **entries; /* one a line, where its calls have keys; the holds on them are given away with it. Or NULL */
     double timeout;
-    double begun;       /* when the toolhost was given it; the board's to say */
 } tb_run;
+
+/* One plain call whose reply the owner wants to see itself, under the number `work`, where it may pass without a word:
+ * the name of the toolhost that has it now. 0: it is for the owner to place. */
+int64_t tb_board_hand(tb_board *b, const tb_tool *tool, int64_t who, int64_t work, const char *line, size_t len);
 
 /* ---- rows: what the owner has to see to -------------------------------------------------------------------------- */
 

@@ -193,7 +193,7 @@ int tb_host_peek(const tb_host *th, int32_t i, tb_run *out) {
                     .tool = r->tool, .suspect = r->suspect, .fenced = r->fence_len > 0, .count = r->count,
                     .lines = h->out.bytes.data + r->from, .len = r->to - r->from,
                     .ids = r->has_ids ? h->ids.data + r->ids_from : NULL, .ids_len = r->ids_to - r->ids_from,
-                    .entries = r->entries ? r->entries + r->entries_at : NULL, .timeout = r->timeout, .begun = r->begun};
+                    .entries = r->entries ? r->entries + r->entries_at : NULL, .timeout = r->timeout};
     return 0;
 }
 

@@ -88,3 +88,13 @@ int may_pass(board *b, const tb_tool *tool) {
     }
     return 1;
 }
+
+int64_t tb_board_hand(tb_board *tb, const tb_tool *tool, int64_t who, int64_t work, const char *line, size_t len) {
+    board *b = of_board(tb);
+    tb_host *h = may_pass(b, tool) ? tb_pool_pick(tool->pool, who) : NULL;
+    if (!h || tb_room(h, tool) < 1) return 0;
+    const tb_run r = {.who = who, .work = work, .at = -1, .tool = tool->index, .suspect = tool->index, .count = 1,
+                      .lines = line, .len = len, .timeout = timeout_of(b, tool)};
+    b->seen.now = clock_now();
+    return host_send(b, of_host(h), &r) ? 0 : h->name;
+}

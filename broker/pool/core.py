@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from broker._native import ffi, lib
 from broker.config import Limits
-from broker.model import Policy, Tool
+from broker.model import Policy, Tool, Work
 from broker.pool.rules import SPIN_SECONDS
 
 IDLE_WINDOW_SECONDS = 0.1
@@ -82,6 +82,15 @@ class Core:
                 share = (idle_now - idle) / (total_now - total)
             self._cpu = (now, idle_now, total_now, share)
         return share
+
+    def hand(self, work: Work) -> bool:
+        """A plain call goes straight to a toolhost, where nothing stands against it; its reply goes to its sink."""
+        number = next(self._names)
+        name = lib.tb_board_hand(self.board, work.tool.stats, work.caller.number, number, work.lines, len(work.lines))
+        if not name:
+            return False
+        self.peers[name].works[number] = work  # type: ignore[attr-defined]
+        return True
 
     # --- turns ------------------------------------------------------------------------------------------------------
 

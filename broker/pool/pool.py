@@ -234,7 +234,7 @@ class Pool:
         """The least busy toolhost that this caller (0: anybody) can be put into, and how many calls it has room for."""
         line = lib.tb_pool_pick(self.board, who)
         room = lib.tb_room(line, tool.stats) if line != ffi.NULL else 0
-        return next(host for host in self.ready if host.line == line) if room else None, room
+        return (self.core.peers[line.name] if room else None), room  # type: ignore[return-value]
 
     def _runs_alone(self, tool: Tool) -> bool:
         return placing.runs_alone(tool, self.settings) or (self.asks_leases and tool.tier > 0)

@@ -137,7 +137,7 @@ class Builtin:
             raise BadInput(problem)
         if work.job is not None:
             return write_text_artifact(given, work.job)
-        job = self._jobs.new(WRITE.aid, msgspec.json.encode(given), None, work.caller.principal)
+        job = self._jobs.new(WRITE.aid, msgspec.json.encode(given).decode(), None, work.caller.principal)
         try:
             built = write_text_artifact(given, self._jobs.place(job))
         except (BadInput, OSError) as error:

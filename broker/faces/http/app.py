@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
 from broker.errors import Refusal
-from broker.faces.http.caller import Asker
+from broker.faces.http.caller import Asker, HttpCall
 from broker.faces.http.request import HungUp, Request, Response, refused, trouble
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from broker.policy.rights import Book
     from broker.server import Broker
 
+Start = Callable[[Request, bytes, Callable[[Response], object]], HttpCall | Awaitable[object] | None]
 Handler = Callable[[Request], Awaitable[Response]]
 ANONYMOUS = "http:anonymous"
 OPEN = {"/healthz", "/livez", "/readyz"}  # whoever watches us has no token
@@ -28,6 +30,7 @@ class App:
         self._loopback = loopback
         self._insecure = broker.settings.server.insecure
         self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.encode(), f"[{host}]".encode()}
+        self.start: Start | None = None  # how the route of most calls begins
         self._routes: dict[tuple[str, str], Handler] = {}
         self._prefixes: list[tuple[str, str, Handler]] = []
         self._shapes: dict[str, Callable[[Request, Response, Refusal], Response]] = {}
@@ -40,7 +43,8 @@ class App:
 
     def _asker(self, principal: str) -> Asker:
         rights = self._rights.of(principal)
-        return Asker(principal, rights, rights.operator and principal != ANONYMOUS)
+        plain = self._broker.registry.plain_of(rights)
+        return Asker(principal, rights, rights.operator and principal != ANONYMOUS, plain)
 
     def route(self, method: str, path: str, handler: Handler) -> None:
         """A path that ends with `/*` stands for all below it."""
@@ -56,7 +60,15 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        request = Request(scope, receive)
+        request = Request(
+            scope["method"],
+            scope["path"],
+            scope["headers"],
+            scope.get("broker"),
+            receive,
+            scope["query_string"],
+            scope.get("raw_path") or scope["path"].encode(),
+        )
         try:
             response = await self._answer(request)
         except HungUp:
@@ -65,6 +77,26 @@ class App:
             self._broker.log.error("internal error", route=request.path, reason=repr(error))
             response = refused(Refusal(errors.INTERNAL, "the broker made a mistake; its log says which"))
         await self._send(request, response, send)
+
+    def begin(self, request: Request, body: bytes, done: Callable[[Response], object]) -> None:
+        """A call whose body is here already, without a task of its own (see protocol.py)."""
+        assert self.start is not None
+        started: HttpCall | Awaitable[object] | None = None
+        try:
+            refusal = self._identify(request)
+            if refusal is None:
+                started = self.start(request, body, done)
+            else:
+                done(self._shapes[request.path](request, refused(refusal), refusal))
+        except Exception as error:
+            self._broker.log.error("internal error", route=request.path, reason=repr(error))
+            done(refused(Refusal(errors.INTERNAL, "the broker made a mistake; its log says which")))
+        if isinstance(started, HttpCall):
+            if started.waiting() and request.link is not None:
+                request.link.call = started
+        elif started is not None:
+            waiting = asyncio.ensure_future(started)
+            waiting.add_done_callback(lambda _: self.begin(request, body, done))
 
     async def _answer(self, request: Request) -> Response:
         method, path = request.method, request.path
@@ -107,7 +139,7 @@ class App:
         """Whoever has no token is on this machine; but so is a browser, which pages from elsewhere may use."""
         headers = request.headers
         host = headers.get(b"host", b"localhost")
-        if host not in self._hosts and host.rpartition(b":")[0] not in self._hosts:
+        if host not in self._hosts and host.rpartition(b":")[0] not in self._hosts:  # the port is anybody's
             shown = host.decode("latin-1")
             return Refusal(errors.FORBIDDEN, f"Host {shown!r} is not this machine; use 127.0.0.1, or a token")
         origin = headers.get(b"origin")
@@ -121,17 +153,21 @@ class App:
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
-    async def _send(self, request: Request, response: Response, send: Any) -> None:
-        body = response.body
+    def headers(self, request: Request, response: Response) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.id), *response.headers]
         if response.type:
             headers.append((b"content-type", response.type))
-        if isinstance(body, bytes):
-            headers.append((b"content-length", b"%d" % len(body)))
+        if isinstance(response.body, bytes):
+            headers.append((b"content-length", b"%d" % len(response.body)))
         if b"traceparent" in request.headers and (trace := request.trace()):
             headers.append((b"traceparent", trace))
         if self._cors and (origin := request.headers.get(b"origin")) in self._cors:
             headers += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        return headers
+
+    async def _send(self, request: Request, response: Response, send: Any) -> None:
+        body = response.body
+        headers = self.headers(request, response)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if isinstance(body, bytes):
             await send({"type": "http.response.body", "body": body})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -14,14 +16,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http import toolresult
-from broker.faces.http.caller import Asked, Asker, Caller
+from broker.faces.http.caller import Asked, Asker, Caller, HttpCall
 from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
 from broker.model import Tool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from broker.faces.http.app import App
     from broker.server import Broker
@@ -71,7 +73,7 @@ class Reply(Struct):
     status: str | None = None
     output_json: str = "null"
     error: str = ""
-    ds_state: Raw | UnsetType = UNSET
+    ds_state: Raw = Raw(b"")
 
 
 class Slot(Struct):
@@ -104,7 +106,8 @@ class AutoSage:
         self._jobs = jobs
         self._settings = broker.settings.http
         self._running = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._frames: dict[str, bytes] = {}  # of usual answers, by tool
+        self._background: set[asyncio.Event] = set()  # jobs that nobody waits for
 
     def add_routes(self, app: App) -> None:
         app.route("GET", "/v1/tools", self.tools)
@@ -112,6 +115,7 @@ class AutoSage:
         app.route("POST", JOBS, self.new_job)
         app.route("GET", f"{JOBS}/*", self.job)
         app.shape(EXECUTE, _shaped)
+        app.start = self.start
 
     # --- tools ------------------------------------------------------------------------------------------------------
 
@@ -134,101 +138,139 @@ class AutoSage:
     # --- execute ----------------------------------------------------------------------------------------------------
 
     async def execute(self, request: Request) -> Response:
-        name = request.name
-        if self._running >= self._settings.max_calls:
-            return _error(name, 429, "unknown", "Server is busy; retry shortly.", "too_many_requests", AGAIN)
         body = await request.body(self._settings.body_bytes)
         if body is None:
             text = f"Request body exceeds max size ({self._settings.body_bytes} bytes)."
-            return _error(name, 413, "unknown", text, "payload_too_large")
-        if not body:
-            text = "Tool execution request is missing a JSON body."
-            return _error(name, 400, "unknown", text, "invalid_request", stderr="Missing request body.")
-        try:
-            if not is_json(body, self._broker.settings.limits.depth):
-                raise msgspec.DecodeError
-            asked = _execute.decode(body)
-        except msgspec.DecodeError:
-            text = "Tool execution request body is invalid JSON."
-            return _error(name, 400, "unknown", text, "invalid_request", stderr=NOT_JSON)
-        tool = self._broker.registry.get(asked.tool) or await self._find(asked.tool)
+            return _error(request.name, 413, "unknown", text, "payload_too_large")
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        while True:
+            started = self.start(request, body, answer.set_result)
+            if started is None:
+                return await answer
+            if isinstance(started, HttpCall):
+                if request.link is not None:
+                    request.link.call = started
+                return await answer
+            await started
+
+    def start(
+        self, request: Request, body: bytes, done: Callable[[Response], object]
+    ) -> HttpCall | Awaitable[object] | None:
+        """Begins a call; its response is told to `done`, perhaps at once. If it cannot begin yet: what to wait for."""
+        name = request.name
+        if self._running >= self._settings.max_calls:
+            done(_error(name, 429, "unknown", "Server is busy; retry shortly.", "too_many_requests", AGAIN))
+            return None
+        if self._jobs.behind():
+            return asyncio.sleep(BUSY_SECONDS)
+        asked = self._read(body)
+        if isinstance(asked, str):
+            stderr = NOT_JSON if body else "Missing request body."
+            done(_error(name, 400, "unknown", asked, "invalid_request", stderr=stderr))
+            return None
+        registry = self._broker.registry
+        tool = registry.get(asked.tool) or registry.get(asked.tool.strip())
         if tool is None:
-            wanted = asked.tool.strip()
-            if not wanted:
-                stderr = "Missing required field: tool."
-                return _error(
-                    name, 400, "unknown", "tool must be a non-empty string.", "invalid_request", stderr=stderr
-                )
-            return _error(name, 404, wanted, f"Unsupported tool: {wanted}.", "unknown_tool", stderr="Unsupported tool.")
-        while self._jobs.behind():
-            await asyncio.sleep(BUSY_SECONDS)
+            refreshed = self._broker.refreshed()  # perhaps a plugin that has just been replaced has it
+            if refreshed is not None:
+                return refreshed
+            done(_unknown(name, asked.tool.strip()))
+            return None
+        job = self._jobs.new(tool.name, body.decode(), None, request.asker.principal)
+        self._jobs.start(job)
         limits = asked.context.bounds() if asked.context is not None else None
         key = asked.idempotency_key or request.header(b"idempotency-key")
         lease = asked.lease_token or request.header(b"broker-lease")
-        job = self._jobs.new(tool.name, body, None, request.asker.principal)
-        self._jobs.start(job)
-        outcome = await self._run(request, tool, asked.input, job, limits, key, lease, asked.ds_state)
-        outcome.result.metrics["request_id"] = name
-        response = toolresult.encoded(outcome.result)
-        self._end(job, outcome, response)
-        return Response(outcome.http, response, headers=outcome.headers)
+        run = Run(self, tool, job, limits, name, done)
+        return self._begin(run, request, asked.input, key, lease, asked.ds_state)
 
-    async def _find(self, name: str) -> Tool | None:
-        """By its name without the blanks around it; or perhaps a plugin that has just been replaced has it."""
-        tool = self._broker.registry.get(name.strip())
-        if tool is None and (refreshed := self._broker.refreshed()) is not None:
-            await refreshed
-            tool = self._broker.registry.get(name.strip())
-        return tool
+    def _read(self, body: bytes) -> Execute | str:
+        """The request, or what it lacks."""
+        if not body:
+            return "Tool execution request is missing a JSON body."
+        try:
+            if is_json(body, self._broker.settings.limits.depth):
+                return _execute.decode(body)
+        except msgspec.DecodeError:
+            pass
+        return "Tool execution request body is invalid JSON."
 
-    async def _run(
+    def _begin(
         self,
+        run: Run,
         request: Request,
-        tool: Tool,
         given: Raw | UnsetType,
-        job: Job,
-        limits: Limits | None,
         key: str,
         lease: str,
         ds_state: Raw | UnsetType = UNSET,
-    ) -> Outcome:
-        place = self._jobs.place(job, (limits or DEFAULT).max_artifact_bytes) if tool.runtime.files else None
-        asked = None
+    ) -> HttpCall:
+        limits, tool = run.limits, run.tool
+        place = asked = None
+        if tool.runtime.files:
+            place = self._jobs.place(run.job, (limits or DEFAULT).max_artifact_bytes)
         if limits is not None or key or lease or place is not None or ds_state is not UNSET:
             timeout = max(1, limits.timeout_ms) if limits is not None else None
             state = None if ds_state is UNSET else bytes(ds_state)
             asked = Asked(timeout, key, lease, request.header(b"broker-session"), state, place)
         text = bytes(given).decode() if given is not UNSET else "null" if place is not None else "{}"
-        begun = time.perf_counter()
         self._running += 1
-        try:
-            answer = await self._answer(request, tool, text, asked)
-        finally:
-            self._running -= 1
-        outcome = self._outcome(tool, answer, job)
-        if tool.info.stability != "stable":
-            outcome.result.metrics["duration_ms"] = round((time.perf_counter() - begun) * 1000, 3)
-        outcome.result.metrics["job_id"] = job.id
-        toolresult.limit(outcome.result, limits or DEFAULT)
-        return outcome
+        return self._caller.begin(tool, text, request.asker, run.answered, asked)
 
-    async def _answer(self, request: Request, tool: Tool, text: str, asked: Asked | None) -> bytes | Refusal:
-        call = self._caller.begin(tool, text, request.asker, asked)
-        if request.link is not None:
-            request.link.call = call
-        answer = await call.answer
-        if request.link is not None:
-            request.link.call = None
-        return answer
+    def finish(self, run: Run, answer: bytes | Refusal) -> None:
+        """A run has its answer."""
+        self._running -= 1
+        reply = answer if isinstance(answer, Refusal) else _reply.decode(answer)
+        took = round((time.perf_counter() - run.begun) * 1000, 3)
+        usual = self._usual(run, reply, took) if isinstance(reply, Reply) else b""
+        if usual:
+            self._jobs.succeed(run.job, usual, _ran(run.tool))
+            run.done(Response(200, usual))
+            return
+        outcome = self._outcome(run.tool, reply, run.job)
+        result = outcome.result
+        if run.tool.info.stability != "stable":
+            result.metrics["duration_ms"] = took
+        result.metrics["job_id"] = run.job.id
+        toolresult.limit(result, run.limits or DEFAULT)
+        if run.request:
+            result.metrics["request_id"] = run.request
+        response = toolresult.encoded(result)
+        if outcome.code:
+            self._jobs.fail(run.job, outcome.code, result.stderr, response)
+        else:
+            self._jobs.succeed(run.job, response, result.summary)
+        run.done(Response(outcome.http, response, headers=outcome.headers))
 
-    def _outcome(self, tool: Tool, answer: bytes | Refusal, job: Job) -> Outcome:
+    def _usual(self, run: Run, reply: Reply, took: float) -> bytes:
+        """Most answers are a tool's own output, with nothing to cut and no files: those are not taken apart and put
+        together again. Empty for all others."""
+        tool, output = run.tool, reply.output_json
+        if reply.status != "OK" or run.limits is not None or not run.request or tool.runtime.files:
+            return b""
+        if b"content_json" in bytes(reply.ds_state) or '"exit_code"' in output or output == "null":
+            return b""
+        frame = self._frames.get(tool.name)
+        if frame is None:
+            frame = self._frames[tool.name] = _frame(tool)
+        whole = output.encode()
+        if not frame or not is_json(whole, self._broker.settings.limits.depth):
+            return b""
+        return frame % (took, run.job.id.encode(), toolresult.encode(run.request), whole)
+
+    def mistake(self, run: Run, error: Exception) -> None:
+        """One of ours: it still has to be answered."""
+        self._broker.log.error("internal error", aid=run.tool.name, reason=repr(error))
+        text = "the broker made a mistake; its log says which"
+        self._jobs.fail(run.job, errors.INTERNAL.code, text)
+        run.done(_error(run.request, 500, run.tool.name, FAILED_SUMMARY, errors.INTERNAL.code, stderr=text))
+
+    def _outcome(self, tool: Tool, reply: Reply | Refusal, job: Job) -> Outcome:
         """AutoSage's result of a reply, or of a refusal."""
-        if isinstance(answer, Refusal):
-            kind = answer.kind
+        if isinstance(reply, Refusal):
+            kind = reply.kind
             code = FAULTS.get(kind, kind.code)
-            result = toolresult.failed(tool.name, FAILED_SUMMARY, answer.text, code, {})
-            return Outcome(kind.http, result, code, retry_after(answer))
-        reply = _reply.decode(answer)
+            result = toolresult.failed(tool.name, FAILED_SUMMARY, reply.text, code, {})
+            return Outcome(kind.http, result, code, retry_after(reply))
         if (reply.status or ("OK" if reply.ok else "")) != "OK":
             bad = reply.status == "INVALID_PICK"
             code = "invalid_input" if bad else errors.TOOL_ERROR.code
@@ -250,8 +292,8 @@ class AutoSage:
 
     def _add_files(self, said: ToolResult, tool: Tool, job: Job, reply: Reply) -> None:
         """Artifacts that the tool has left in its state's slots, or in its job's folder."""
-        if reply.ds_state is not UNSET and b"content_json" in bytes(reply.ds_state):
-            folder = self._jobs.folder(job)
+        if b"content_json" in bytes(reply.ds_state):
+            folder = Path(self._jobs.place(job).folder)
             try:
                 slots = _state.decode(reply.ds_state).slots
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -265,12 +307,6 @@ class AutoSage:
         for name, size in sorted(self._jobs.files(job).items()):
             if name not in known:
                 said.artifacts.append(Artifact(size, type_of(name), name, route(job.id, name)))
-
-    def _end(self, job: Job, outcome: Outcome, response: bytes) -> None:
-        if outcome.code:
-            self._jobs.fail(job, outcome.code, outcome.result.stderr, response)
-        else:
-            self._jobs.succeed(job, response, outcome.result.summary)
 
     # --- jobs -------------------------------------------------------------------------------------------------------
 
@@ -293,7 +329,10 @@ class AutoSage:
         wanted = asked.tool_name.strip()
         if not wanted:
             return trouble(400, "invalid_request", "Missing required field: tool_name.", field="tool_name")
-        tool = await self._find(wanted)
+        tool = self._broker.registry.get(wanted)
+        if tool is None and (refreshed := self._broker.refreshed()) is not None:
+            await refreshed
+            tool = self._broker.registry.get(wanted)
         if tool is None:
             return trouble(400, "unknown_tool", f"Unsupported tool: {wanted}.", tool_name=wanted)
         refusal = self._broker.dispatcher.refusal() or self._broker.dispatcher.rights(tool, request.asker)
@@ -301,37 +340,36 @@ class AutoSage:
             return refused(refusal)
         while self._jobs.behind():
             await asyncio.sleep(BUSY_SECONDS)
-        job = self._jobs.new(tool.name, body, _keys_of(asked.input), request.asker.principal)
+        job = self._jobs.new(tool.name, body.decode(), _keys_of(asked.input), request.asker.principal)
         self._jobs.save(job)
         key = asked.idempotency_key or request.header(b"idempotency-key")
         lease = asked.lease_token or request.header(b"broker-lease")
-        task = asyncio.create_task(self._work_off(request, tool, asked, job, key, lease))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        ended = asyncio.Event()
+        self._background.add(ended)
+        limits = asked.limits.bounds() if asked.limits is not None else None
+
+        def done(_: Response) -> None:
+            self._background.discard(ended)
+            ended.set()
+
+        run = Run(self, tool, job, limits, "", done)
+        asyncio.get_running_loop().call_soon(self._work_off, run, request, asked.input, key, lease)
         if asked.mode != "sync":
             return answered({"job_id": job.id, "status": job.status})
         wait = max(1, min(5000 if asked.wait_ms is None else asked.wait_ms, 120_000))
-        await asyncio.wait((task,), timeout=wait / 1000)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), wait / 1000)
         if job.status in (SUCCEEDED, FAILED):
             return answered({"job_id": job.id, "status": job.status, "job": record(job)})
         return answered({"job_id": job.id, "status": job.status})
 
-    async def _work_off(self, request: Request, tool: Tool, asked: NewJob, job: Job, key: str, lease: str) -> None:
+    def _work_off(self, run: Run, request: Request, given: Raw | UnsetType, key: str, lease: str) -> None:
         """In the background: who asked may hang up meanwhile."""
-        request.link = None
-        await asyncio.sleep(0)
-        self._jobs.start(job)
-        limits = asked.limits.bounds() if asked.limits is not None else None
-        try:
-            outcome = await self._run(request, tool, asked.input, job, limits, key, lease)
-            self._end(job, outcome, toolresult.encoded(outcome.result))
-        except Exception as error:
-            self._broker.log.error("internal error", aid=tool.name, reason=repr(error))
-            self._jobs.fail(job, errors.INTERNAL.code, "the broker made a mistake; its log says which")
+        self._jobs.start(run.job)
+        self._begin(run, request, given, key, lease)
 
     async def job(self, request: Request) -> Response:
-        raw = request.scope["raw_path"].decode("latin-1")
-        parts = [part for part in raw.split("/") if part]  # v1, jobs, ID, artifacts, NAME
+        parts = [part for part in request.raw_path.split("/") if part]  # v1, jobs, ID, artifacts, NAME
         name = _decoded(parts[2]) if len(parts) > 2 else ""
         if len(parts) not in (3, 4, 5) or (len(parts) > 3 and parts[3] != "artifacts"):
             return trouble(404, "not_found", "Unknown route.")
@@ -368,10 +406,40 @@ class AutoSage:
         finally:
             os.close(fd)
 
-    async def finish(self, seconds: float) -> None:
-        """The broker stops: jobs in the background have so long to end."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+    async def close(self, seconds: float) -> None:
+        """The broker stops: jobs in the background have so long to be written down."""
+        deadline = time.monotonic() + seconds
+        while self._background and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+
+
+class Run:
+    """A call on its way: what it is for, and whom its response is told."""
+
+    __slots__ = ("_face", "begun", "done", "job", "limits", "request", "tool")
+
+    def __init__(
+        self,
+        face: AutoSage,
+        tool: Tool,
+        job: Job,
+        limits: Limits | None,
+        request: str,
+        done: Callable[[Response], object],
+    ) -> None:
+        self._face = face
+        self.tool = tool
+        self.job = job
+        self.limits = limits
+        self.request = request
+        self.done = done
+        self.begun = time.perf_counter()
+
+    def answered(self, answer: bytes | Refusal) -> None:
+        try:
+            self._face.finish(self, answer)
+        except Exception as error:
+            self._face.mistake(self, error)
 
 
 AGAIN = ((b"retry-after", b"1"),)
@@ -390,6 +458,13 @@ def _error(
     """What is wrong before there is a job."""
     result = toolresult.failed(solver, summary, stderr or code, code, {"request_id": request})
     return Response(status, toolresult.encoded(result), headers=headers)
+
+
+def _unknown(request: str, tool: str) -> Response:
+    if not tool:
+        text, stderr = "tool must be a non-empty string.", "Missing required field: tool."
+        return _error(request, 400, "unknown", text, "invalid_request", stderr=stderr)
+    return _error(request, 404, tool, f"Unsupported tool: {tool}.", "unknown_tool", stderr="Unsupported tool.")
 
 
 def _shaped(request: Request, response: Response, refusal: Refusal) -> Response:
@@ -412,7 +487,22 @@ def _plain(tool: Tool, output: str, depth: int) -> ToolResult | None:
         status="ok",
         stderr="",
         stdout="",
-        summary=f"Ran {tool.name}.",
+        summary=_ran(tool),
+    )
+
+
+def _ran(tool: Tool) -> str:
+    return f"Ran {tool.name}."
+
+
+def _frame(tool: Tool) -> bytes:
+    """A ToolResult around an output of this tool; empty where its name is too long, or odd."""
+    if len(_ran(tool)) > DEFAULT.max_summary_characters or "%" in tool.name or tool.info.stability == "stable":
+        return b""
+    return (
+        b'{"artifacts":[],"exit_code":0,"metrics":{"duration_ms":%%.3f,"job_id":"%%b","request_id":%%b},"output":%%b,'
+        b'"solver":%b,"status":"ok","stderr":"","stdout":"","summary":%b}'
+        % (toolresult.encode(tool.name), toolresult.encode(_ran(tool)))
     )
 
 
@@ -451,18 +541,18 @@ def record(job: Job) -> dict[str, Any]:
     if job.status == SUCCEEDED and job.response:
         shown["result"] = _result(job)
     if job.error:
-        shown["error"] = Raw(job.error)
+        shown["error"] = Raw(job.error.encode())
     return shown
 
 
 def papers(job: Job) -> dict[str, bytes]:
     """The files that every job has."""
     summary = {key: value for key, value in record(job).items() if key not in ("result", "error")}
-    found = {"request.json": job.request, "summary.json": _pretty(summary)}
+    found = {"request.json": job.request.encode(), "summary.json": _pretty(summary)}
     if job.status == SUCCEEDED:
         found["result.json"] = _pretty(_result(job))
     elif job.error:
-        found["error.json"] = _pretty(Raw(job.error))
+        found["error.json"] = _pretty(Raw(job.error.encode()))
     return found
 
 

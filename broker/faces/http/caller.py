@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,6 +28,7 @@ class Asker(NamedTuple):
     principal: str
     rights: Rights
     operator: bool
+    plain: dict[str, Tool]  # whose calls of these need no look; it changes as they do
 
 
 class Asked(NamedTuple):
@@ -43,20 +43,36 @@ class Asked(NamedTuple):
 
 
 class HttpCall:
-    """One call's caller (nobody else has its number) and sink."""
+    """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_left", "_refused", "answer", "number", "principal", "rights")
+    __slots__ = ("_left", "_refused", "_tell", "number", "principal", "rights")
 
     face = "http"
     line: Any = None
 
-    def __init__(self, asker: Asker, number: int, loop: asyncio.AbstractEventLoop, refused: Counter[str]) -> None:
+    def __init__(
+        self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], refused: Counter[str]
+    ) -> None:
         self.principal = asker.principal
         self.rights = asker.rights
         self.number = number
-        self.answer: asyncio.Future[bytes | Refusal] = loop.create_future()
+        self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
         self._refused = refused  # of all calls, by code
+
+    def settle(self, answer: bytes | Refusal) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(answer)
+
+    def turn_down(self, refusal: Refusal) -> None:
+        if self._tell is not None:
+            self._refused[refusal.kind.code] += 1
+            self.settle(refusal)
+
+    def waiting(self) -> bool:
+        """It has no answer yet."""
+        return self._tell is not None
 
     def gone(self) -> bool:
         return self._left
@@ -68,23 +84,18 @@ class HttpCall:
         return False
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self.answer.set_result(lines)
+        self.settle(lines)
 
     def repeat(self, work: Work, entry: Entry) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self.answer.set_result(entry.hit(None))
+        self.settle(entry.hit(None))
 
     def refuse(self, work: Work, refusal: Refusal) -> None:  # noqa: ARG002
-        if not self.answer.done():
-            self._refused[refusal.kind.code] += 1
-            self.answer.set_result(refusal)
+        self.turn_down(refusal)
 
     def leave(self) -> None:
         """Nobody waits any more: what has not begun is dropped, what runs is finished for nobody."""
         self._left = True
-        if not self.answer.done():
-            self.answer.set_result(HUNG_UP)
+        self.settle(HUNG_UP)
 
 
 class Caller:
@@ -96,32 +107,39 @@ class Caller:
         self._loop = broker.core.loop
         self._flushing = False
 
-    def begin(self, tool: Tool, given: str, asker: Asker, asked: Asked | None = None) -> HttpCall:
-        """Its answer is a reply line, or a refusal. `given` is the input's JSON."""
+    def begin(
+        self,
+        tool: Tool,
+        given: str,
+        asker: Asker,
+        tell: Callable[[bytes | Refusal], object],
+        asked: Asked | None = None,
+    ) -> HttpCall:
+        """`given` is the input's JSON. The answer may be told before this returns."""
         broker, core = self._broker, self._core
         dispatcher = broker.dispatcher
-        call = HttpCall(asker, core.name(), self._loop, dispatcher.refused)
-        core.board.round += 1  # so that a plugin that was replaced is noticed
+        call = HttpCall(asker, core.name(), tell, dispatcher.refused)
+        if not self._flushing:
+            self._flushing = True
+            core.board.round += 1  # so that a plugin that was replaced is noticed
+            self._loop.call_soon(self._flush)
         try:
             refusal = dispatcher.refusal()
-            if refusal is None and asked is None and tool.name in broker.registry.plain_of(asker.rights):
+            if refusal is None and asked is None and tool.name in asker.plain:
                 lines = tool.head + _encode(given) + b"}\n"
                 if dispatcher.is_too_large(lines):
                     refusal = dispatcher.too_large("the call's input")
                 else:
                     work = dispatcher.span(tool, lines, 1, None, call, call)
-                    tool.runtime.submit(work, time.monotonic())
+                    if not core.hand(work):
+                        tool.runtime.submit(work, time.monotonic())
             elif refusal is None:
                 refusal = self._admit(tool, given, call, asked or Asked())
         except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
             broker.log.error("internal error", aid=tool.name, reason=repr(error))
             refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
-        if refusal is not None and not call.answer.done():
-            dispatcher.refused[refusal.kind.code] += 1
-            call.answer.set_result(refusal)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        if refusal is not None:
+            call.turn_down(refusal)
         return call
 
     def _admit(self, tool: Tool, given: str, caller: HttpCall, asked: Asked) -> Refusal | None:

@@ -64,9 +64,7 @@ class HttpFace:
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
-        rules = Rules(
-            self.caller, settings.header_seconds, broker.settings.limits.line_seconds, settings.max_connections
-        )
+        rules = Rules(self.app, self.caller, settings, broker.settings.limits.line_seconds)
         config = uvicorn.Config(
             self.app,
             http=guarded(rules),
@@ -78,7 +76,6 @@ class HttpFace:
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            timeout_keep_alive=int(settings.idle_seconds),
         )
         logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())
         logging.getLogger("uvicorn.error").propagate = False
@@ -117,7 +114,7 @@ class HttpFace:
     async def close(self) -> None:
         """All calls have their answers: they are given a moment to be written."""
         if self._autosage is not None:
-            await self._autosage.finish(LAST_WORDS_SECONDS)
+            await self._autosage.close(LAST_WORDS_SECONDS)
         if self._server is None or self._serving is None:
             self._listener.close()
             return

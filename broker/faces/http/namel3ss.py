@@ -102,11 +102,12 @@ class Namel3ss:
         key = asked.idempotency_key or request.header(b"idempotency-key")
         more = Asked(milliseconds, key, request.header(b"broker-lease"))
         given = "{}" if asked.payload is UNSET else bytes(asked.payload).decode()
-        call = self._caller.begin(tool, given, request.asker, more)
+        answer: asyncio.Future[bytes | Refusal] = asyncio.get_running_loop().create_future()
+        call = self._caller.begin(tool, given, request.asker, answer.set_result, more)
         if request.link is not None:
             request.link.call = call
         try:
-            return await asyncio.wait_for(asyncio.shield(call.answer), milliseconds / 1000 * MARGIN)
+            return await asyncio.wait_for(asyncio.shield(answer), milliseconds / 1000 * MARGIN)
         except TimeoutError:
             self._caller.hang_up(call)
             return Refusal(errors.TIMEOUT, f"{tool.name} gave no answer within {milliseconds / 1000:g} s")

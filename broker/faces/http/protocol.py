@@ -9,21 +9,83 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from broker.faces.http.request import Request, Response
+
 if TYPE_CHECKING:
+    from broker.config import Http
+    from broker.faces.http.app import App
     from broker.faces.http.caller import Caller, HttpCall
 
 HEAD_BYTES = 64 * 1024
-READING_HEAD, READING_BODY, AT_WORK = "head", "body", "work"
+EXECUTE = "/v1/tools/execute"
+EXECUTE_URL = EXECUTE.encode()
+READING_HEAD, READING_BODY, AT_WORK, IDLE = "head", "body", "work", "idle"
 
 
 class Rules:
     """What all connections of one face share."""
 
-    def __init__(self, caller: Caller, header_seconds: float, body_seconds: float, most: int) -> None:
+    def __init__(self, app: App, caller: Caller, settings: Http, body_seconds: float) -> None:
+        self.app = app
         self.caller = caller
-        self.header_seconds = header_seconds
+        self.body_bytes = settings.body_bytes
+        self.header_seconds = settings.header_seconds
+        self.idle_seconds = settings.idle_seconds
         self.body_seconds = body_seconds
-        self.most = most
+        self.most = settings.max_connections
+        self._usual: list[tuple[bytes, bytes]] = []
+        self._beginnings: dict[int, bytes] = {}  # of heads, by status
+
+    def head(self, response: Response, request: Request, usual: list[tuple[bytes, bytes]]) -> bytes:
+        """All of a response's head but its end. `usual` (the date) is the same list for a second."""
+        if usual is not self._usual:
+            self._usual = usual
+            self._beginnings.clear()
+        beginning = self._beginnings.get(response.status)
+        if beginning is None:
+            beginning = STATUS_LINE[response.status] + _lines(usual)
+            self._beginnings[response.status] = beginning
+        return beginning + _lines(self.app.headers(request, response))
+
+
+def _lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+class Quick:
+    """A call under way that has no ASGI task of its own; what uvicorn's protocol wants to know of one is here, too."""
+
+    __slots__ = ("body", "disconnected", "keep_alive", "link", "request", "response_complete", "response_started")
+
+    def __init__(self, link: Guarded, request: Request, keep_alive: bool) -> None:
+        self.link = link
+        self.request = request
+        self.keep_alive = keep_alive
+        self.body = bytearray()
+        self.disconnected = self.response_started = self.response_complete = False
+
+    @property
+    def message_event(self) -> Quick:
+        return self
+
+    def set(self) -> None:
+        """Nobody waits for its messages."""
+
+    def respond(self, response: Response) -> None:
+        """Head and body in one write."""
+        link, body = self.link, response.body
+        link.call = None
+        if self.disconnected or link.transport.is_closing():
+            return
+        assert isinstance(body, bytes)
+        head = link.rules.head(response, self.request, link.server_state.default_headers)
+        if not self.keep_alive:
+            head += b"connection: close\r\n"
+        link.transport.write(b"%b\r\n%b" % (head, body))
+        self.response_started = self.response_complete = True
+        if not self.keep_alive:
+            link.transport.close()
+        link.on_response_complete()
 
 
 class Guarded(HttpToolsProtocol):
@@ -42,7 +104,7 @@ class Guarded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         call, self.call = self.call, None
-        if call is not None and not call.answer.done():
+        if call is not None and call.waiting():
             self.rules.caller.hang_up(call)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -61,24 +123,64 @@ class Guarded(HttpToolsProtocol):
             self._turn_away(431, "head_too_large", f"the request's head is over {HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["broker"] = self  # type: ignore[typeddict-unknown-key]
+        """What uvicorn prepares for an ASGI task is prepared when one is needed."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self.stage = READING_HEAD
         self.since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         self._head = 0
         self.stage = READING_BODY
+        if self._is_quick():
+            request = Request("POST", EXECUTE, self.headers, self)
+            self.cycle = Quick(self, request, self.parser.should_keep_alive())  # type: ignore[assignment]
+            return
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expect
+        self.scope["headers"] = headers
+        self.scope["broker"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def _is_quick(self) -> bool:
+        """Most requests are: a call, alone on its connection, whose length is known. A task of its own for each would
+        cost as much as all that is done for it."""
+        if self.url != EXECUTE_URL or self.parser.get_method() != b"POST" or self.expect_100_continue:
+            return False
+        if (self.cycle is not None and not self.cycle.response_complete) or self.flow.write_paused:
+            return False
+        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        return length.isdigit() and int(length) <= self.rules.body_bytes and self.parser.get_http_version() == "1.1"
+
+    def on_body(self, body: bytes) -> None:
+        cycle: Any = self.cycle
+        if isinstance(cycle, Quick):
+            cycle.body += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.stage = AT_WORK
-        super().on_message_complete()
+        cycle: Any = self.cycle
+        if isinstance(cycle, Quick):
+            self.rules.app.begin(cycle.request, bytes(cycle.body), cycle.respond)
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """As uvicorn does it, but it is the janitor who looks for idle connections: a timer a response costs more."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
         if self.stage == AT_WORK:
-            self.stage = ""
-        super().on_response_complete()
+            self.stage = IDLE
+            self.since = self.loop.time()
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
 
     def look(self, now: float) -> None:
         """From time to time: is it too slow?"""
@@ -89,6 +191,8 @@ class Guarded(HttpToolsProtocol):
             else:
                 text = f"the request's head has not ended within {rules.header_seconds:g} s (http.header_seconds)"
                 self._turn_away(408, "request_timeout", text)
+        elif self.stage == IDLE and now - self.since > rules.idle_seconds:
+            self.transport.close()
         elif self.stage == READING_BODY and now - self.since > rules.body_seconds:
             text = f"the request's body has not ended within {rules.body_seconds:g} s (limits.line_seconds)"
             self._turn_away(408, "request_timeout", text)
@@ -111,7 +215,7 @@ class Guarded(HttpToolsProtocol):
                 b"content-length: %d\r\n\r\n" % len(body),
             ]
             self.transport.write(b"".join(head) + body)
-        self.stage = ""
+        self.stage = AT_WORK
         self.transport.close()
 
 

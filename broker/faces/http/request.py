@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -23,6 +23,19 @@ VISIBLE = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
+def _ids() -> Iterator[bytes]:
+    """Upper-case UUIDs; the system is asked for a hundred at a time."""
+    while True:
+        words = os.urandom(1600).hex().upper()
+        for at in range(0, len(words), 32):
+            name = words[at : at + 32]
+            variant = "89AB"[int(name[16], 16) & 3]
+            yield f"{name[:8]}-{name[8:12]}-4{name[13:16]}-{variant}{name[17:20]}-{name[20:]}".encode()
+
+
+_names = _ids()
+
+
 class Response(NamedTuple):
     status: int
     body: bytes | AsyncIterator[bytes]
@@ -35,17 +48,27 @@ class HungUp(Exception):
 
 
 class Request:
-    __slots__ = ("_receive", "asker", "headers", "id", "link", "method", "path", "query", "scope")
+    __slots__ = ("_query", "_receive", "asker", "headers", "id", "link", "method", "path", "raw_path")
 
-    def __init__(self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:
-        self.scope = scope
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        headers: list[tuple[bytes, bytes]],
+        link: Any,
+        receive: Callable[[], Awaitable[Any]] | None = None,
+        query: bytes = b"",
+        raw_path: bytes = b"",
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.headers = dict(headers)
+        self.link = link  # the connection
+        self.raw_path = raw_path.decode("latin-1")
+        self._query = query
         self._receive = receive
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.link = scope.get("broker")  # the connection
         asked = self.headers.get(b"x-request-id", b"").strip()
-        self.id: bytes = asked if VISIBLE.fullmatch(asked) else str(uuid.uuid4()).upper().encode()
+        self.id: bytes = asked if asked and VISIBLE.fullmatch(asked) else next(_names)
         self.asker: Asker  # set by the app, first of all
 
     @property
@@ -54,7 +77,7 @@ class Request:
         return self.id.decode("latin-1")
 
     def parameters(self) -> dict[str, str]:
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        return dict(parse_qsl(self._query.decode("latin-1"), keep_blank_values=True))
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").strip().decode("latin-1")
@@ -69,6 +92,7 @@ class Request:
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > most:
             return None
+        assert self._receive is not None
         message = await self._receive()
         whole: bytes = message.get("body", b"")
         if message["type"] == "http.request" and not message["more_body"]:

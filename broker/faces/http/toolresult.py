@@ -135,7 +135,7 @@ def failed(solver: str, summary: str, stderr: str, code: str, metrics: Metrics) 
 
 def limit(result: ToolResult, limits: Limits) -> None:
     """Cuts what is over the limits; metrics and the summary's note say what was cut."""
-    notes = []
+    notes: list[str] = []
     result.stdout, lost = _cut_bytes(result.stdout, limits.max_stdout_bytes)
     if lost:
         result.metrics["stdout_truncated_bytes"] = lost
@@ -165,7 +165,7 @@ def limit(result: ToolResult, limits: Limits) -> None:
 
 def _cut_bytes(text: str, most: int) -> tuple[str, int]:
     """Cut before a character that does not fit whole, and how many bytes went."""
-    if len(text) * 4 <= most:
+    if not text or len(text) * 4 <= most:
         return text, 0
     whole = text.encode("utf-8", "replace")
     if len(whole) <= most:
