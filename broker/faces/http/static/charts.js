@@ -1,7 +1,7 @@
 // Pictures of numbers, as SVG elements.
 
 import { say, set, svg } from "./dom.js";
-import { count, latency, rate } from "./format.js";
+import { brief, count, latency, rate } from "./format.js";
 import { edges, Latency } from "./report.js";
 
 const WIDTH = 300;
@@ -54,8 +54,8 @@ export class Mini {
 }
 
 const LOW = 24; // below the bars, for the axis
-const TALL = 168;
-const TOP = 18; // above them, for the marks' names
+const TALL = 184;
+const TOP = 34; // above them, for the marks' names
 
 /** All latencies of a tool: a column for each bucket, in it a colour for each face. */
 export class Histogram {
@@ -77,7 +77,7 @@ export class Histogram {
       faces.forEach((face, number) => {
         const calls = shown.faces[face]?.[at] ?? 0;
         if (!calls) return;
-        const height = Math.max(1, scale(calls));
+        const height = Math.max(1.5, scale(calls));
         y -= height;
         const [low, high] = edges(at);
         const words = at < Latency.bounds.length ? `${latency(low)} – ${latency(high)}` : `over ${latency(low)}`;
@@ -86,6 +86,7 @@ export class Histogram {
         const box = { class: `bar s${number % 6}`, x: (x + 1.5).toFixed(1), width: Math.max(1, step - 3).toFixed(1) };
         parts.push(svg("rect", { ...box, y: y.toFixed(1), height: height.toFixed(1), rx: 1.5 }, title));
       });
+      if (columns[at] && step >= 34) parts.push(label(x + step / 2, y - 4, brief(columns[at]), "middle"));
       if (at < last && at < Latency.bounds.length && (/^1/.test(shortest(at)) || last - first < 6)) {
         parts.push(label(x + step, TALL - 7, latency(Latency.bounds[at]).replace(/\.0+ /, " "), "middle"));
         parts.push(svg("line", { class: "axis", x1: x + step, x2: x + step, y1: TALL - LOW, y2: TALL - LOW + 4 }));
@@ -99,9 +100,9 @@ export class Histogram {
     const close = places.length === 2 && places[1] - places[0] < 36;
     marks.forEach(([word], number) => {
       const x = Math.min(width - 1, places[number]);
-      parts.push(svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 3, y2: TALL - LOW }));
+      parts.push(svg("line", { class: "mark", x1: x, x2: x, y1: 6, y2: TALL - LOW }));
       const left = close ? number === 0 : x > width - 34;
-      parts.push(label(x + (left ? -4 : 4), TOP - 5, word, left ? "end" : "start"));
+      parts.push(label(x + (left ? -4 : 4), 13, word, left ? "end" : "start"));
     });
     set(this.element, "viewBox", `0 0 ${width} ${TALL}`);
     const [p50, p99] = [0.5, 0.99].map((share) => latency(shown.percentile(share)));

@@ -36,6 +36,11 @@ export function say(element, value) {
   if (element.textContent !== said) element.textContent = said;
 }
 
+/** A name that may be broken after its dots and underscores, and only in need elsewhere. */
+export function breakable(name) {
+  return name.split(/(?<=[._])/).flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]));
+}
+
 export const find = (id) => document.getElementById(id);
 
 const kept = new WeakMap();

@@ -3,6 +3,10 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const clocks = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export const brief = (value) => short.format(value);
+
 export const DASH = "–";
 
 export function count(value) {

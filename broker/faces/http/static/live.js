@@ -60,12 +60,14 @@ export class Now {
 
 /** Whether what is shown is what is. */
 export class Link {
-  constructor(again) {
+  constructor(again, resume) {
     this.seen = null;
     this.lost = banner("bad");
     this.again = h("button", { type: "button", onclick: again }, "Try now");
     this.lost.element.append(this.again);
     this.broker = banner("warn");
+    this.resume = h("button", { type: "button", onclick: resume }, "Resume everything");
+    this.broker.element.append(this.resume);
   }
 
   show({ state, retry, reason }) {
@@ -76,9 +78,10 @@ export class Link {
     set(link, "data-state", state);
     if (state === "live") this.seen = Date.now();
     const since = this.seen ? ` What you see is of ${clock(this.seen)}.` : "";
+    const again = Math.max(1, Math.round(retry ?? 1));
     const words = {
-      lost: `The broker cannot be reached.${since} Trying again, every ${Math.max(1, Math.round(retry ?? 1))} s or so.`,
-      refused: `The broker shows its state to nobody without a token: ${reason} Give it under Operator.`,
+      lost: `${reason || "The broker cannot be reached."}${since} The next try is in ${again} s.`,
+      refused: `The broker does not show itself: ${reason}`,
     };
     this.lost.say(words[state] ?? "");
     set(this.again, "hidden", state !== "lost");
@@ -86,6 +89,7 @@ export class Link {
 
   /** What the broker says of itself. */
   note(report) {
+    set(this.resume, "hidden", report.draining || !report.paused.has("*"));
     if (report.draining) this.broker.say("The broker is draining: it finishes what runs, refuses the rest, and ends.");
     else if (report.paused.has("*")) this.broker.say("All calls are paused: they wait until somebody resumes them.");
     else this.broker.say("");

@@ -162,8 +162,8 @@ export class Operator {
     say(this.text, text);
     this.question.returnValue = "";
     this.question.showModal();
-    const { promise, resolve } = Promise.withResolvers();
-    this.question.addEventListener("close", () => resolve(this.question.returnValue === "yes"), { once: true });
-    return promise;
+    return new Promise((resolve) => {
+      this.question.addEventListener("close", () => resolve(this.question.returnValue === "yes"), { once: true });
+    });
   }
 }

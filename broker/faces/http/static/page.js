@@ -15,7 +15,10 @@ let known = []; // tools, as the broker lists them
 let seen = ""; // of which broker and tools the reports are
 
 const stream = new Stream("/status/stream", take, (state) => link.show(state));
-const link = new Link(() => stream.start());
+const link = new Link(
+  () => stream.start(),
+  () => act("resume", "*"),
+);
 const operator = new Operator(() => {
   stream.start();
   learn();

@@ -19,7 +19,7 @@ export function table(caption, names, body) {
   const heads = names.map((name) => h("th", { scope: "col", class: name[1] }, name[0]));
   return h(
     "div",
-    { class: "box", tabindex: 0, role: "group", "aria-label": caption },
+    { class: "box", role: "group", "aria-label": caption },
     h(
       "table",
       { class: "cards" },

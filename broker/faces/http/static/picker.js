@@ -35,7 +35,15 @@ export class Picker {
     );
   }
 
+  /** Which ones there are; seen at once by whoever is searching already. */
+  know(tools) {
+    const changed = tools.map((tool) => tool.name).join("\n") !== this.tools.map((tool) => tool.name).join("\n");
+    this.tools = tools;
+    if (changed && !this.list.hidden) this.open(this.words);
+  }
+
   open(words) {
+    this.words = words;
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     const about = (tool) => `${tool.name} ${(tool.tags ?? []).join(" ")} ${tool.description}`.toLowerCase();
     const found = this.tools.filter((tool) => wanted.every((word) => about(tool).includes(word)));

@@ -1,6 +1,6 @@
 // Pools and their processes; each report changes what is there, and moves nothing that need not move.
 
-import { find, h, keyed, say, set } from "./dom.js";
+import { breakable, find, h, keyed, say, set } from "./dom.js";
 import { age, bytes, count, plural } from "./format.js";
 import { cell, either, empty, mark, pill, table } from "./parts.js";
 
@@ -56,7 +56,7 @@ export class Pools {
       ["Age", "number"],
     ];
     row.table = table(`Processes of ${pool.name}`, names, row.body);
-    row.name = h("h3", {}, pool.name);
+    row.name = h("h3", {}, ...breakable(pool.name));
     row.element = h(
       "article",
       { class: "pool" },
@@ -69,11 +69,13 @@ export class Pools {
   }
 
   update(row, pool, paused) {
-    const stopped = pool.paused ?? paused.has(pool.name);
+    const all = paused.has("*");
+    const stopped = all || paused.has(pool.name);
     const state = stopped ? "paused" : pool.state;
     mark(row.state, TONES[state] ?? "soft", state);
     row.word = stopped ? "resume" : "pause";
     say(row.button, stopped ? "Resume" : "Pause");
+    set(row.button, "hidden", all); // what stands above resumes everything
     set(row.button, "aria-label", `${stopped ? "Resume" : "Pause"} pool ${pool.name}`);
     const went = Object.entries(pool.counts).filter(([word, number]) => number && word !== "started");
     const past = went.map(([word, number]) => `${count(number)} ${WENT[word] ?? word}`);
@@ -81,7 +83,8 @@ export class Pools {
       row.facts,
       [`${pool.processes.length} of ${pool.min} to ${pool.max}`, `${count(pool.waiting)} waiting`, ...past].join(" · "),
     );
-    say(row.reason, pool.reason);
+    say(row.reason, pool.reason && pool.state !== "broken" ? `last: ${pool.reason}` : pool.reason);
+    set(row.reason, "data-tone", pool.state === "broken" ? "bad" : null);
     set(row.reason, "hidden", !pool.reason);
     set(row.name, "title", pool.source);
     set(row.table, "hidden", !pool.processes.length);

@@ -5,6 +5,7 @@ import { headers, sentence } from "./api.js";
 
 const FIRST_WAIT = 0.5;
 const LONGEST_WAIT = 8;
+const FINAL = new Set([400, 401, 403, 404]); // the same question would get the same answer
 const SILENCE = 6; // seconds: it says something each second
 
 /** `tell` hears {state: "connecting" | "live" | "lost" | "refused", retry, reason}; `take` gets each report. */
@@ -37,11 +38,12 @@ export class Stream {
     } catch (error) {
       clearTimeout(this.watch);
       if (abort !== this.abort) return; // another one has begun
-      if (error instanceof Refused && error.status < 500) {
+      if (error instanceof Refused && FINAL.has(error.status)) {
         this.tell({ state: "refused", reason: error.message });
         return;
       }
-      this.tell({ state: "lost", retry: this.wait });
+      const reason = error instanceof Refused ? error.message : "";
+      this.tell({ state: "lost", retry: this.wait, reason });
       this.timer = setTimeout(() => this.start(), this.wait * 1000);
       this.wait = Math.min(this.wait * 2, LONGEST_WAIT);
     }

@@ -1,7 +1,7 @@
 // Tools that have been called: how often, how long, how well; and their breakers.
 
 import { Mini } from "./charts.js";
-import { find, h, keyed, rowsOf, say, set } from "./dom.js";
+import { breakable, find, h, keyed, rowsOf, say, set } from "./dom.js";
 import { age, count, latency, rate } from "./format.js";
 import { cell, either, empty, mark, pill, table } from "./parts.js";
 
@@ -71,7 +71,7 @@ export class Tools {
     row.element = h(
       "tr",
       {},
-      h("th", { scope: "row", class: "name" }, aid, row.why),
+      h("th", { scope: "row", class: "name" }, ...breakable(aid), row.why),
       cell("Breaker", {}, row.breaker, row.reset),
       row.calls,
       row.rate,
@@ -87,10 +87,10 @@ export class Tools {
   update(row, tool, report) {
     row.tool = tool;
     row.due = report.at + tool.next_probe_seconds;
-    const stopped = tool.paused ?? report.paused.has(tool.aid);
+    const stopped = tool.paused;
     row.stopped = stopped;
     this.count(row);
-    say(row.why, tool.breaker === "closed" ? "" : tool.breaker_reason);
+    say(row.why, tool.breaker === "closed" ? "" : tool.breaker_reason.replace(`${tool.aid}: `, ""));
     say(row.calls, count(tool.calls));
     say(row.rate, rate(tool.rate));
     say(row.failed, count(tool.failed));
@@ -102,6 +102,7 @@ export class Tools {
     set(row.reset, "hidden", tool.breaker === "closed");
     row.word = stopped ? "resume" : "pause";
     say(row.pause, stopped ? "Resume" : "Pause");
+    set(row.pause, "hidden", stopped && !report.paused.has(tool.aid)); // its pool is, or everything
     set(row.pause, "aria-label", `${stopped ? "Resume" : "Pause"} ${tool.aid}`);
   }
 

@@ -89,7 +89,7 @@ export class Attempt {
 
   /** Which tools there are. The one in use stays in use. */
   know(tools) {
-    this.picker.tools = tools;
+    this.picker.know(tools);
     const wanted = this.tool?.name ?? sessionStorage.getItem("tool");
     const tool = tools.find((one) => one.name === wanted);
     if (tool && JSON.stringify(tool) !== JSON.stringify(this.tool)) {
