@@ -17,6 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from tests.conftest import Brokers
 from tests.observe.conftest import Site
 from tests.support.command import broker_command
 from tests.support.config import toolhost
@@ -137,6 +138,7 @@ def look(chromium: webdriver.Chrome) -> Iterator[Open]:
         chromium.close()
     chromium.switch_to.window(chromium.window_handles[0])
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    chromium.execute_script("sessionStorage.clear()")
     chromium.get("about:blank")
 
 
@@ -155,3 +157,16 @@ def site(start: Any, where: dict[str, str], token: str) -> Site:  # noqa: ARG001
 @pytest.fixture
 def page(look: Open, site: Site) -> Page:
     return look(site)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One broker with the tools that it brings itself, for tests that only use the form."""
+    brokers = Brokers(tmp_path_factory.mktemp("calm"))
+    yield Site(brokers.start("--http", "127.0.0.1:0"))
+    brokers.end()
+
+
+@pytest.fixture
+def form(look: Open, calm: Site) -> Page:
+    return look(calm)

@@ -71,44 +71,44 @@ def test_a_paused_pool_is_seen_and_goes_on_when_the_operator_says_so(page, token
 # --- trying a tool ----------------------------------------------------------------------------------------------------
 
 
-def test_the_form_is_made_from_the_schema_and_the_artifact_of_its_call_opens(page):
-    page.choose("write_text_artifact")
-    assert [one.text.split()[0] for one in page.all("#try .fields label")] == ["text", "filename"]
-    assert "required" in page.all("#try .fields label")[0].text
-    assert "Defaults to note.txt" in page.text("#try .fields")
-    page.field("text").send_keys("from the page\nwith two lines")
-    page.field("filename").send_keys("seen.txt")
-    page.press("Call")
-    assert page.reply() == "200 ok"
-    assert "request " in page.text("#try .facts")
-    assert json.loads(page.text("#try pre"))["filename"] == "seen.txt"
-    page.one("#try .artifacts a").click()
-    page.eventually(lambda: len(page.browser.window_handles) == 2)
-    page.browser.switch_to.window(page.browser.window_handles[1])
-    page.eventually(lambda: page.text("body") == "from the page\nwith two lines")
+def test_the_form_is_made_from_the_schema_and_the_artifact_of_its_call_opens(form):
+    form.choose("write_text_artifact")
+    assert [one.text.split()[0] for one in form.all("#try .fields label")] == ["text", "filename"]
+    assert "required" in form.all("#try .fields label")[0].text
+    assert "Defaults to note.txt" in form.text("#try .fields")
+    form.field("text").send_keys("from the page\nwith two lines")
+    form.field("filename").send_keys("seen.txt")
+    form.press("Call")
+    assert form.reply() == "200 ok"
+    assert "request " in form.text("#try .facts")
+    assert json.loads(form.text("#try pre"))["filename"] == "seen.txt"
+    form.one("#try .artifacts a").click()
+    form.eventually(lambda: len(form.browser.window_handles) == 2)
+    form.browser.switch_to.window(form.browser.window_handles[1])
+    form.eventually(lambda: form.text("body") == "from the page\nwith two lines")
 
 
-def test_an_example_fills_the_form_and_what_was_typed_is_there_again_after_a_reload(page):
-    page.choose("echo_json")
-    page.press("Echo message twice")
-    assert [page.field(name).get_attribute("value") for name in ("message", "n")] == ["hello", "2"]
-    page.field("message").send_keys(" again")
-    page.browser.refresh()
-    page.eventually(lambda: page.all("#try .fields label"))
-    assert page.field("message").get_attribute("value") == "hello again"
+def test_an_example_fills_the_form_and_what_was_typed_is_there_again_after_a_reload(form):
+    form.choose("echo_json")
+    form.press("Echo message twice")
+    assert [form.field(name).get_attribute("value") for name in ("message", "n")] == ["hello", "2"]
+    form.field("message").send_keys(" again")
+    form.browser.refresh()
+    form.eventually(lambda: form.all("#try .fields label"))
+    assert form.field("message").get_attribute("value") == "hello again"
 
 
-def test_a_wrong_input_is_refused_in_the_brokers_words_at_the_field_that_they_name(page):
-    page.choose("write_text_artifact")
-    page.one("#as-json").click()
-    page.one("#raw").clear()
-    page.one("#raw").send_keys('{"text": 5}')
-    page.press("Call")
-    assert page.reply() == "400 invalid_input"
-    assert "input.text: 5 is not of type" in page.text("#try .reply .trouble")
-    page.one("#raw").send_keys("oops")
-    page.press("Call")
-    assert "This is not JSON" in page.text("#raw-trouble")
+def test_a_wrong_input_is_refused_in_the_brokers_words_at_the_field_that_they_name(form):
+    form.choose("write_text_artifact")
+    form.one("#as-json").click()
+    form.one("#raw").clear()
+    form.one("#raw").send_keys('{"text": 5}')
+    form.press("Call")
+    assert form.reply() == "400 invalid_input"
+    assert "input.text: 5 is not of type" in form.text("#try .reply .trouble")
+    form.one("#raw").send_keys("oops")
+    form.press("Call")
+    assert "This is not JSON" in form.text("#raw-trouble")
 
 
 def test_fields_of_every_kind_become_the_json_that_the_schema_speaks_of(start, where, look):
@@ -233,26 +233,26 @@ def test_markup_in_the_name_error_and_output_of_a_tool_is_text_and_nothing_else(
 # --- anywhere, anyhow -------------------------------------------------------------------------------------------------
 
 
-def test_by_keyboard_alone_tab_reaches_the_form_and_enter_calls(page):
-    page.one("body").send_keys(Keys.TAB)
-    assert page.browser.execute_script("return document.activeElement.textContent") == "Skip to the tool form"
-    page.keys(Keys.ENTER)
-    page.eventually(lambda: page.focused() == "try")
-    page.keys(Keys.TAB)
-    assert page.focused() == "tool"
-    page.keys("echo_json")
-    page.eventually(lambda: page.all("#tool-list [aria-selected=true]"))
-    page.keys(Keys.ENTER)
-    page.eventually(lambda: page.all("#try .fields label"))
+def test_by_keyboard_alone_tab_reaches_the_form_and_enter_calls(form):
+    form.one("body").send_keys(Keys.TAB)
+    assert form.browser.execute_script("return document.activeElement.textContent") == "Skip to the tool form"
+    form.keys(Keys.ENTER)
+    form.eventually(lambda: form.focused() == "try")
+    form.keys(Keys.TAB)
+    assert form.focused() == "tool"
+    form.keys("echo_json")
+    form.eventually(lambda: form.all("#tool-list [aria-selected=true]"))
+    form.keys(Keys.ENTER)
+    form.eventually(lambda: form.all("#try .fields label"))
     for _ in range(9):
-        if page.focused() == page.field("message").get_attribute("id"):
+        if form.focused() == form.field("message").get_attribute("id"):
             break
-        page.keys(Keys.TAB)
-    page.keys("typed")
-    page.browser.switch_to.active_element.send_keys(Keys.CONTROL, Keys.ENTER)
-    assert page.reply() == "200 ok"
+        form.keys(Keys.TAB)
+    form.keys("typed")
+    form.browser.switch_to.active_element.send_keys(Keys.CONTROL, Keys.ENTER)
+    assert form.reply() == "200 ok"
     outline = "return getComputedStyle(document.activeElement).outlineStyle"
-    assert page.browser.execute_script(outline) == "solid", "whoever has no mouse sees where they are"
+    assert form.browser.execute_script(outline) == "solid", "whoever has no mouse sees where they are"
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(page):

@@ -8,16 +8,6 @@ import re
 import pytest
 
 from broker.faces.http import page as served
-from tests.observe.conftest import Site
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    from tests.conftest import Brokers
-
-    brokers = Brokers(tmp_path_factory.mktemp("bare"))
-    yield Site(brokers.start("--http", "127.0.0.1:0"))
-    brokers.end()
 
 
 def ask(site, path, **headers):
@@ -30,8 +20,8 @@ def ask(site, path, **headers):
         connection.close()
 
 
-def test_the_page_is_guarded_and_brings_no_program_but_its_own(bare):
-    status, headers, body = ask(bare, "/")
+def test_the_page_is_guarded_and_brings_no_program_but_its_own(calm):
+    status, headers, body = ask(calm, "/")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = headers["content-security-policy"]
     assert "default-src 'self'" in policy
@@ -41,11 +31,11 @@ def test_the_page_is_guarded_and_brings_no_program_but_its_own(bare):
     assert not re.search(rb"<script>|<style|style=|\son\w+=|https?://", body)
 
 
-def test_every_file_that_the_page_names_is_there_and_every_file_is_named(bare):
+def test_every_file_that_the_page_names_is_there_and_every_file_is_named(calm):
     seen, waiting = set(), ["/"]
     while waiting:
         path = waiting.pop()
-        status, headers, body = ask(bare, path)
+        status, headers, body = ask(calm, path)
         assert (status, headers["x-content-type-options"]) == (200, "nosniff"), path
         seen.add(path)
         named = re.findall(rb"""["'](/static/[\w.]+|\./[\w.]+)["']""", body)
@@ -55,15 +45,15 @@ def test_every_file_that_the_page_names_is_there_and_every_file_is_named(bare):
     assert {file.name for file in served.FOLDER.iterdir()} == set(served.NAMES)
 
 
-def test_who_has_a_file_already_does_not_get_it_again(bare):
-    _, headers, _ = ask(bare, "/static/page.css")
-    status, _, body = ask(bare, "/static/page.css", **{"If-None-Match": headers["etag"]})
+def test_who_has_a_file_already_does_not_get_it_again(calm):
+    _, headers, _ = ask(calm, "/static/page.css")
+    status, _, body = ask(calm, "/static/page.css", **{"If-None-Match": headers["etag"]})
     assert (status, body) == (304, b"")
 
 
 @pytest.mark.parametrize("path", ["/static/", "/static/../page.py", "/static/%2e%2e/page.py", "/static//etc/passwd"])
-def test_nothing_but_the_list_is_served(bare, path):
-    assert ask(bare, path)[0] == 404
+def test_nothing_but_the_list_is_served(calm, path):
+    assert ask(calm, path)[0] == 404
 
 
 def test_data_becomes_text_and_never_markup():

@@ -89,20 +89,19 @@ export class Latency {
     return new Latency(faces);
   }
 
-  /** In seconds, as near as buckets tell; null of no calls. */
+  /** In seconds, as `broker status` has it: as if calls were spread evenly over their bucket. Null of no calls. */
   percentile(share) {
     const counts = this.merged();
     const total = counts.reduce((sum, calls) => sum + calls, 0);
     if (!total) return null;
     let left = share * total;
-    for (let at = 0; at < counts.length; at += 1) {
-      if (counts[at] && left <= counts[at]) {
-        const [low, high] = edges(at);
-        return low * (high / low) ** (left / counts[at]);
-      }
+    let below = 0;
+    for (const [at, bound] of Latency.bounds.entries()) {
+      if (counts[at] && left <= counts[at]) return below + ((bound - below) * left) / counts[at];
       left -= counts[at];
+      below = bound;
     }
-    return edges(counts.length - 1)[1];
+    return below; // longer than all bounds: nobody knows how much
   }
 }
 
