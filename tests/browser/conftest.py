@@ -49,14 +49,14 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chr
 class Page:
     """The page, as somebody sees it who looks and types."""
 
-    def __init__(self, browser: webdriver.Chrome, site: Site) -> None:
+    def __init__(self, browser: webdriver.Chrome, site: Site, link: str) -> None:
         self.browser = browser
         self.site = site
         self.url = f"http://127.0.0.1:{site.port}/"
         browser.get_log("browser")
         browser.get_log("performance")
         browser.get(self.url)
-        self.eventually(lambda: self.text("#link") == "live")
+        self.eventually(lambda: self.text("#link") == link)
 
     def eventually(self, check: Callable[[], Any], seconds: float = 10.0) -> Any:
         deadline = time.monotonic() + seconds
@@ -126,13 +126,13 @@ class Page:
         return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
 
 
-Open = Callable[[Site], Page]
+Open = Callable[..., Page]
 
 
 @pytest.fixture
 def look(chromium: webdriver.Chrome) -> Iterator[Open]:
     """Opens the page of a broker."""
-    yield lambda site: Page(chromium, site)
+    yield lambda site, link="live": Page(chromium, site, link)
     for other in chromium.window_handles[1:]:
         chromium.switch_to.window(other)
         chromium.close()

@@ -177,6 +177,24 @@ def test_a_crash_shows_opens_the_breaker_and_an_operator_with_a_token_closes_it(
     assert page.browser.execute_script("return localStorage.length") == 0
 
 
+def test_beyond_loopback_the_page_opens_and_shows_nothing_without_a_token(start, where, look, token):
+    config = OPERATOR + toolhost("demo", where["demo_plugin"])
+    site = Site(start("--http", "0.0.0.0:0", config=config))
+    page = look(site, "refused")
+    assert "a token is needed" in page.text("#banners")
+    assert "demo" not in page.text("#pools")
+    page.show_token(token)
+    page.eventually(lambda: page.text("#link") == "live" and "demo" in page.text("#pools"))
+    page.choose("write_text_artifact")
+    page.field("text").send_keys("only for the token")
+    page.press("Call")
+    assert page.reply() == "200 ok"
+    page.one("#try .artifacts a").click()  # a link carries no token: the page does
+    page.eventually(lambda: len(page.browser.window_handles) == 2)
+    page.browser.switch_to.window(page.browser.window_handles[1])
+    page.eventually(lambda: page.text("body") == "only for the token")
+
+
 def test_a_lease_issued_on_the_page_opens_one_call_of_its_form(start, where, look, token):
     config = "[lease]\nenforce = true\n" + OPERATOR + toolhost("demo", where["demo_plugin"])
     page = look(Site(start("--http", "127.0.0.1:0", config=config)))

@@ -38,11 +38,11 @@ export function latency(seconds) {
 /** Of a clock: how long something has been, or will be. */
 export function age(seconds) {
   if (seconds == null || !Number.isFinite(seconds)) return DASH;
-  if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 60) return `${Math.max(0, Math.round(seconds))}s`;
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${pad(Math.floor(seconds % 60))} s`;
+  if (minutes < 60) return `${minutes}m ${pad(Math.floor(seconds % 60))}s`;
   const hours = Math.floor(minutes / 60);
-  return hours < 48 ? `${hours} h ${pad(minutes % 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours < 48 ? `${hours}h ${pad(minutes % 60)}m` : `${Math.floor(hours / 24)}d ${hours % 24}h`;
 }
 
 const pad = (value) => String(value).padStart(2, "0");

@@ -90,7 +90,10 @@ export class Operator {
       event.preventDefault();
       this.keep(this.field.value.trim());
     });
-    const word = (words, act) => h("button", { type: "button", onclick: () => act() }, words);
+    const word = (words, act) => {
+      const away = () => this.panel.close(); // what comes of it is said on the page
+      return h("button", { type: "button", onclick: () => (away(), act()) }, words);
+    };
     const words = h(
       "div",
       { class: "row" },
