@@ -281,8 +281,10 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page):
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.choose("write_text_artifact")
     page.field("text").send_keys("x" * 300)
+    page.field("filename").send_keys("y" * 120)
     page.press("Call")
     assert page.reply() == "200 ok"
+    assert page.text("#try .artifacts a") == "y" * 120
     page.eventually(lambda: row(page, SEGV) and "open" in page.text("#tools"))
     wide = (
         "return [...document.querySelectorAll('main *, header *')].filter(one => one.checkVisibility() &&"
