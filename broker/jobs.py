@@ -255,6 +255,7 @@ class Jobs:
                 if self._stop:
                     break
                 time.sleep(RETRY_SECONDS)
+                self._wake.set()
             else:
                 self._trouble = ""
             self._saving = {}

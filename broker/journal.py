@@ -51,6 +51,7 @@ class Journal:
         self._segments: list[Segment] = []
         self._lock = threading.Lock()
         self._fd = -1
+        self._torn = False  # the last line may not have ended
 
     def open(self) -> int:
         """The highest number that there is."""
@@ -75,7 +76,8 @@ class Journal:
     def append(self, rows: list[tuple[int, bytes]]) -> None:
         """All of them, in one write."""
         segment = self._writable()
-        left = memoryview(b"".join(line for _, row in rows for line in (row, b"\n")))
+        left = memoryview((b"\n" if self._torn else b"") + b"".join(line for _, row in rows for line in (row, b"\n")))
+        self._torn = True
         numbers = [number for number, _ in rows]
         segment.lowest = min(segment.lowest or numbers[0], *numbers)
         segment.highest = max(segment.highest, *numbers)
@@ -83,6 +85,7 @@ class Journal:
             written = os.write(self._fd, left)
             segment.size += written
             left = left[written:]
+        self._torn = False
 
     def _writable(self) -> Segment:
         last = self._segments[-1] if self._segments else None

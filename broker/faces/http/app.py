@@ -20,6 +20,8 @@ Start = Callable[[Request, bytes, Callable[[Response], object]], HttpCall | Awai
 Handler = Callable[[Request], Awaitable[Response]]
 ANONYMOUS = "http:anonymous"
 OPEN = {"/healthz", "/livez", "/readyz"}  # whoever watches us has no token
+USUAL = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+AUTOSAGES = ("/v1/", "/healthz", "/openapi.")  # a wrong method is an unknown route there
 UNKNOWN = trouble(404, "not_found", "Unknown route.")
 
 
@@ -111,7 +113,15 @@ class App:
             return Response(
                 204, b"", b"", ((b"access-control-allow-headers", b"*"), (b"access-control-max-age", b"600"))
             )
-        return await handler(request) if handler is not None else UNKNOWN
+        if handler is not None:
+            return await handler(request)
+        known = [m for m, start, _ in self._prefixes if path.startswith(start)] + [
+            m for m, p in self._routes if p == path
+        ]
+        if known and (method not in USUAL or not path.startswith(AUTOSAGES)):
+            answer = trouble(405, "method_not_allowed", f"{method} is not served here.")
+            return answer._replace(headers=((b"allow", ", ".join(sorted(known)).encode()),))
+        return UNKNOWN
 
     # --- who is it? -------------------------------------------------------------------------------------------------
 

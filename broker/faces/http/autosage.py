@@ -73,6 +73,7 @@ class Reply(Struct):
     status: str | None = None
     output_json: str = "null"
     error: str = ""
+    code: str = ""  # a tool's own word for its error, where it has one
     ds_state: Raw = Raw(b"")
 
 
@@ -247,7 +248,7 @@ class AutoSage:
         tool, output = run.tool, reply.output_json
         if reply.status != "OK" or run.limits is not None or not run.request or tool.runtime.files:
             return b""
-        if b"content_json" in bytes(reply.ds_state) or '"exit_code"' in output or output == "null":
+        if b"content_json" in bytes(reply.ds_state) or toolresult.may_be_one(output) or output == "null":
             return b""
         frame = self._frames.get(tool.name)
         if frame is None:
@@ -272,16 +273,13 @@ class AutoSage:
             result = toolresult.failed(tool.name, FAILED_SUMMARY, reply.text, code, {})
             return Outcome(kind.http, result, code, retry_after(reply))
         if (reply.status or ("OK" if reply.ok else "")) != "OK":
-            bad = reply.status == "INVALID_PICK"
-            code = "invalid_input" if bad else errors.TOOL_ERROR.code
+            code = reply.code or ("invalid_input" if reply.status == "INVALID_PICK" else errors.TOOL_ERROR.code)
+            http = 400 if code == "invalid_input" else 500
             text = reply.error or f"{tool.name} failed"
-            return Outcome(400 if bad else 500, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
-        said = toolresult.reported(reply.output_json)
-        if said is not None:
-            said.solver = said.solver.strip() or tool.name
-            for one in said.artifacts:
-                one.path = one.path if one.path.startswith(f"{JOBS}/") else route(job.id, one.name)
-        else:
+            return Outcome(http, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
+        output = reply.output_json
+        said = toolresult.reported(output, tool.name, job.id) if toolresult.may_be_one(output) else None
+        if said is None:
             said = _plain(tool, reply.output_json, self._broker.settings.limits.depth)
             if said is None:
                 text = "Tool output could not be normalized to the ToolResult contract."

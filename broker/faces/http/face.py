@@ -19,6 +19,7 @@ from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
 from broker.faces.http.caller import Caller
 from broker.faces.http.namel3ss import Namel3ss
+from broker.faces.http.openapi import OpenApi
 from broker.faces.http.operating import Operating
 from broker.faces.http.protocol import Rules, guarded
 from broker.faces.http.request import Request, Response, answered
@@ -64,6 +65,9 @@ class HttpFace:
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
+        document = OpenApi(broker.registry, settings.tools_path)
+        self.app.route("GET", "/openapi.json", document.json)
+        self.app.route("GET", "/openapi.yaml", document.yaml)
         rules = Rules(self.app, self.caller, settings, broker.settings.limits.line_seconds)
         config = uvicorn.Config(
             self.app,

@@ -1,6 +1,7 @@
 """namel3ss' service runner: an app with `runner: "service"` finds its tools here.
 
-Its client takes any status but success for a broken service, so errors of a call are said in the body.
+Its client takes any status but success for a broken service, so errors of a call are said in the body, with status 200.
+Only what is no request of the protocol has another one.
 """
 
 from __future__ import annotations
@@ -72,16 +73,16 @@ class Namel3ss:
         limits = self._broker.settings.limits
         body = await request.body(limits.request_bytes)
         if body is None:
-            return _error("ValueError", f"the request is over {limits.request_bytes} bytes (limits.request_bytes)")
+            return _error("ValueError", f"the request is over {limits.request_bytes} bytes (limits.request_bytes)", 413)
         try:
             if not is_json(body, limits.depth):
                 raise msgspec.DecodeError("invalid JSON")
             asked = _asking.decode(body)
         except msgspec.DecodeError as error:
-            return _error("ValueError", f"the request is not of the service protocol: {error}")
+            return _error("ValueError", f"the request is not of the service protocol: {error}", 400)
         name = asked.tool_name or asked.tool
         if not name:
-            return _error("ValueError", 'the request has no "tool_name"')
+            return _error("ValueError", 'the request has no "tool_name"', 400)
         tool = self._broker.registry.get(name)
         if tool is None:
             return _error("ToolNotFound", f"tool not found: {name}")
@@ -121,9 +122,9 @@ class Namel3ss:
         try:
             asked = msgspec.json.decode(body or b"", type=Handshake)
         except msgspec.DecodeError as error:
-            return _error("ValueError", f"the handshake cannot be understood: {error}")
+            return _error("ValueError", f"the handshake cannot be understood: {error}", 400)
         return answered({"ok": not asked.required_guarantees, "enforcement": "none", "supported_guarantees": []})
 
 
-def _error(kind: str, message: str) -> Response:
-    return answered({"ok": False, "error": {"type": kind, "message": message}})
+def _error(kind: str, message: str, status: int = 200) -> Response:
+    return answered({"ok": False, "error": {"type": kind, "message": message}}, status)

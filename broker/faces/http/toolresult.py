@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from broker.jobs import route, type_of
+
 Metrics = dict[str, Any]
 
 
@@ -34,32 +36,55 @@ class ToolResult(Struct):
     summary: str
 
 
-class Reported(Struct):
-    """A ToolResult as a tool writes it: with all of this, an output is one."""
+class Declared(Struct):
+    """An artifact as a tool tells of it."""
+
+    name: str
+    bytes: int = 0
+    mime_type: str = ""
+    path: str = ""
+
+
+class Short(Struct, forbid_unknown_fields=True):
+    """A ToolResult as a tool writes it. An output that has these members alone, these two at least, is one;"""
 
     status: str
-    solver: str
     summary: str
+    solver: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+    artifacts: list[Declared] = []
+    metrics: Metrics = {}
+    output: Raw | UnsetType = UNSET
+
+
+class Whole(Struct):
+    """so is one that has all of them, and others beside them."""
+
+    status: str
+    summary: str
+    solver: str
     stdout: str
     stderr: str
     exit_code: int
-    artifacts: list[Artifact]
+    artifacts: list[Declared]
     metrics: Metrics
     output: Raw | UnsetType = UNSET
 
 
-Whole = int | float  # 32.0 is whole
+Number = int | float  # 32.0 is whole
 
 
 class AskedLimits(Struct):
     """A call's own: all six, or none."""
 
-    timeout_ms: Whole
-    max_stdout_bytes: Whole
-    max_stderr_bytes: Whole
-    max_artifact_bytes: Whole
-    max_artifacts: Whole
-    max_summary_characters: Whole
+    timeout_ms: Number
+    max_stdout_bytes: Number
+    max_stderr_bytes: Number
+    max_artifact_bytes: Number
+    max_artifacts: Number
+    max_summary_characters: Number
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -84,7 +109,8 @@ DEFAULT = Limits()
 
 encode = msgspec.json.Encoder(order="sorted").encode
 _encode = msgspec.json.Encoder().encode
-_reported = msgspec.json.Decoder(Reported)
+_short = msgspec.json.Decoder(Short)
+_whole = msgspec.json.Decoder(Whole)
 
 
 def encoded(result: ToolResult) -> bytes:
@@ -93,26 +119,40 @@ def encoded(result: ToolResult) -> bytes:
     return _encode(result)
 
 
-def reported(output: str) -> ToolResult | None:
+def may_be_one(output: str) -> bool:
+    """Cheaper than a closer look."""
+    return '"summary"' in output and '"status"' in output
+
+
+def reported(output: str, solver: str, job: str) -> ToolResult | None:
     """The ToolResult that an output is, if it is one."""
-    if '"exit_code"' not in output or '"artifacts"' not in output:
-        return None
+    said: Short | Whole
     try:
-        said = _reported.decode(output)
+        said = _short.decode(output)
     except msgspec.DecodeError:
-        return None
-    shown = UNSET if said.output is UNSET or bytes(said.output) == b"null" else said.output
+        try:
+            said = _whole.decode(output)
+        except msgspec.DecodeError:
+            return None
+    artifacts = [
+        Artifact(one.bytes, one.mime_type or type_of(one.name), one.name, _place(one, job)) for one in said.artifacts
+    ]
     return ToolResult(
-        artifacts=said.artifacts,
+        artifacts=artifacts,
         exit_code=said.exit_code,
         metrics=said.metrics,
-        output=shown,
-        solver=said.solver,
+        output=UNSET if said.output is UNSET or bytes(said.output) == b"null" else said.output,
+        solver=said.solver.strip() or solver,
         status=said.status,
         stderr=said.stderr,
         stdout=said.stdout,
         summary=said.summary,
     )
+
+
+def _place(one: Declared, job: str) -> str:
+    """Where it is to be had; never somewhere else."""
+    return one.path if one.path.startswith("/v1/jobs/") else route(job, one.name)
 
 
 def failed(solver: str, summary: str, stderr: str, code: str, metrics: Metrics) -> ToolResult:
