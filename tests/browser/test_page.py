@@ -25,15 +25,15 @@ def row(page: Page, tool: str) -> list[str]:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_loads_without_a_complaint_and_asks_nobody_but_its_broker(page):
-    page.eventually(lambda: "demo" in page.text("#pools"))
-    page.press("Operator")
-    page.press("Close")
-    page.choose("write_text")
-    assert page.complaints() == []
-    asked = page.asked()
+def test_the_page_loads_without_a_complaint_and_asks_nobody_but_its_broker(form):
+    form.eventually(lambda: "demo" in form.text("#pools"))
+    form.press("Operator")
+    form.press("Close")
+    form.choose("write_text")
+    assert form.complaints() == []
+    asked = form.asked()
     assert len(asked) > 10
-    assert [url for url in asked if not url.startswith(page.url)] == []
+    assert [url for url in asked if not url.startswith(form.url)] == []
 
 
 def test_a_call_over_the_socket_shows_in_the_numbers_of_its_tool_and_in_the_histogram(page):

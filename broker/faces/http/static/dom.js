@@ -51,17 +51,18 @@ export const rowsOf = (parent) => kept.get(parent)?.values() ?? [];
 export function keyed(parent, items, keyOf, make, update) {
   const before = kept.get(parent) ?? new Map();
   const now = new Map();
-  for (const item of items) {
-    const key = String(keyOf(item));
+  const rows = items.map((item) => {
+    let key = String(keyOf(item));
+    while (now.has(key)) key += "'"; // two of one name are two all the same
     now.set(key, before.get(key) ?? make(item));
-  }
+    return now.get(key);
+  });
   for (const [key, row] of before) if (!now.has(key)) row.element.remove();
   let place = parent.firstElementChild;
-  for (const item of items) {
-    const row = now.get(String(keyOf(item)));
-    update(row, item);
+  rows.forEach((row, at) => {
+    update(row, items[at]);
     if (row.element === place) place = place.nextElementSibling;
     else parent.insertBefore(row.element, place);
-  }
+  });
   kept.set(parent, now);
 }

@@ -50,7 +50,7 @@ export class Now {
     this.processes.show(count(hosts.length), `${busy} busy · ${bytes(memory)}`);
     this.waiting.show(count(report.waiting), bytes(report.queued_bytes), report.waiting > 0 ? "busy" : null);
     const open = report.tools.filter((tool) => tool.breaker !== "closed").length;
-    this.breakers.show(count(open), open ? "open, see Tools" : "open, all is well", open ? "bad" : null);
+    this.breakers.show(count(open), open ? "open, see Tools" : "open", open ? "bad" : null);
     say(
       find("facts"),
       `${report.version} · up ${age(report.uptime_seconds)} · ${plural(report.connections, "connection")}`,

@@ -86,14 +86,8 @@ export class Errors {
     const errors = [...recent].reverse();
     this.filled(errors.length > 0);
     say(find("errors-note"), errors.length ? `the last ${count(errors.length)}` : "");
-    const seen = new Map();
-    const named = errors.map((one) => {
-      const base = `${one.tool}\n${one.code}\n${one.reason}`;
-      const number = seen.get(base) ?? 0;
-      seen.set(base, number + 1);
-      return { ...one, key: `${base}\n${number}` };
-    });
-    keyed(this.list, named, (one) => one.key, makeError, updateError);
+    const key = (one) => `${one.tool}\n${one.code}\n${one.reason}`;
+    keyed(this.list, errors, key, makeError, updateError);
   }
 }
 
@@ -142,7 +136,7 @@ export class Leases {
     this.tier = h(
       "select",
       { id: "lease-tier" },
-      new Option("its own", ""),
+      new Option("own", ""),
       ...[0, 1, 2, 3].map((tier) => new Option(tier, tier)),
     );
     this.seconds = h("input", { id: "lease-seconds", type: "number", min: 1, max: 300, value: 60 });

@@ -68,7 +68,12 @@ export class Stream {
     if (!data.length) return;
     this.wait = FIRST_WAIT;
     this.tell({ state: "live" });
-    this.take(JSON.parse(data.map((line) => line.slice(5)).join("\n")));
+    const report = JSON.parse(data.map((line) => line.slice(5)).join("\n"));
+    try {
+      this.take(report);
+    } catch (error) {
+      reportError(error); // a mistake of the page's is not a stream that is lost
+    }
   }
 }
 

@@ -292,7 +292,7 @@ class Reply {
 
   show({ status, body, headers: said, text }, seconds) {
     const result = body && typeof body === "object" ? body : {};
-    const good = status < 400 && result.status === "ok";
+    const good = status < 400 && String(result.status).toLowerCase() === "ok";
     const error = result.stderr || result.error?.message || (good ? "" : text);
     const facts = [
       latency(seconds),
