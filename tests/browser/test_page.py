@@ -68,6 +68,18 @@ def test_a_paused_pool_is_seen_and_goes_on_when_the_operator_says_so(page, token
     page.eventually(lambda: "demo\nready" in page.text("#pools"))
 
 
+def test_pools_of_each_caller_are_seen_apart_and_paused_together(start, where, look, token):
+    hosts = toolhost("demo", where["demo_plugin"], isolate="principal")
+    page = look(Site(start("--http", "127.0.0.1:0", config=OPERATOR + hosts)))
+    page.site.broker.call(ECHO)
+    page.site.call(ECHO)
+    page.eventually(lambda: "demo@uid:" in page.text("#pools") and "demo@http:anonymous" in page.text("#pools"))
+    page.show_token(token)
+    page.press("Pause pool demo@http:anonymous")
+    page.press("Do it")
+    page.eventually(lambda: page.text("#pools").count("paused") == len(page.all("#pools .pool")) > 1)
+
+
 # --- trying a tool ----------------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ export class Pools {
       reason: h("p", { class: "reason" }),
       body: h("tbody"),
     };
-    row.button = h("button", { type: "button", class: "small", onclick: () => this.act(row.word, pool.name) });
+    row.button = h("button", { type: "button", class: "small", onclick: () => this.act(row.word, entry(pool)) });
     const names = [
       ["Process"],
       ["State"],
@@ -70,7 +70,7 @@ export class Pools {
 
   update(row, pool, paused) {
     const all = paused.has("*");
-    const stopped = all || paused.has(pool.name);
+    const stopped = all || paused.has(entry(pool));
     const state = stopped ? "paused" : pool.state;
     mark(row.state, TONES[state] ?? "soft", state);
     row.word = stopped ? "resume" : "pause";
@@ -91,6 +91,9 @@ export class Pools {
     keyed(row.body, pool.processes, (host) => host.pid, makeHost, updateHost);
   }
 }
+
+/** What is paused: all pools of one entry, where each caller has its own (`name@principal`). */
+const entry = (pool) => pool.name.split("@")[0];
 
 const WENT = { crash: "crashed", timeout: "timed out", violation: "broke the protocol" };
 
