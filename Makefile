@@ -6,10 +6,11 @@ JOBS   ?= 2
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench bench-peers soak fuzz clean help
+.PHONY: run test test-browser lint bench bench-peers soak fuzz clean help
 help:
 	@echo "make run    install into $(VENV), build, and serve the demo tools in the foreground"
 	@echo "make test   lint, types, C and C++ tests, Python tests"
+	@echo "make test-browser   install Chromium where apt-get can, and try the page in it"
 	@echo "make lint   ruff and mypy --strict only"
 	@echo "make bench  micro-benchmarks; then ratios, peers and growth, ten minutes (BENCH_FLAGS=--quick: one; --write: docs/)"
 	@echo "make bench-peers   install those that make bench compares with"
@@ -24,6 +25,11 @@ test: $(VENV)/.installed-dev lint build/ctest/CMakeCache.txt
 	@$(BIN)/cmake --build build/ctest --parallel >build/ctest.log 2>&1 || { cat build/ctest.log; exit 1; }
 	@$(BIN)/ctest --test-dir build/ctest --output-on-failure
 	@$(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
+
+# Without a Chromium, make test leaves its tests out and says so.
+test-browser: $(VENV)/.installed-dev
+	@$(PYTHON) .ci/browser.py
+	@$(BIN)/pytest tests/browser $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+STATIC = ("faces/http/static/index.html", "faces/http/static/page.css", "faces/http/static/page.js")
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -38,7 +39,13 @@ def test_an_sdist_builds_a_wheel_with_the_module_the_toolhost_and_the_plugins(tm
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("broker/_native") and name.endswith(".so") for name in names)
-    for part in ("plugins/demo_plugin.so", "plugins/fault_plugin.so", "plugins/fault_toolhost", "cli/serve.py"):
+    for part in (
+        "plugins/demo_plugin.so",
+        "plugins/fault_plugin.so",
+        "plugins/fault_toolhost",
+        "cli/serve.py",
+        *STATIC,
+    ):
         assert f"broker/{part}" in names, part
     assert "broker/include/machina/plugin_api.h" in names
     assert any(name.endswith("/scripts/machina_toolhost") for name in names)

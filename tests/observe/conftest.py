@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,7 +27,7 @@ class Site:
 
     def __init__(self, broker):
         self.broker = broker
-        self.port = int(broker.ready.rpartition("http://127.0.0.1:")[2].split()[0].rstrip(","))
+        self.port = int(re.split(r"http://[\d.]+:", broker.ready)[1].split()[0].rstrip(","))
 
     def connect(self, timeout=20):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

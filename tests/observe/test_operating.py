@@ -104,6 +104,16 @@ def test_the_stream_tells_the_status_once_a_second_until_the_watcher_leaves(site
     again.leave()
 
 
+def test_the_last_word_of_the_stream_is_that_the_broker_stops(site):
+    watching = Watching(site)
+    assert watching.event()["draining"] is False
+    os.kill(site.broker.process.pid, signal.SIGTERM)
+    last = watching.event()
+    while not last["draining"]:
+        last = watching.event()
+    assert watching.response.read() == b""
+
+
 def connections(site):
     text = site.get("/metrics").body.decode()
     return float(next(one.split()[-1] for one in text.splitlines() if one.startswith('broker_connections{face="http"')))

@@ -36,6 +36,7 @@ class App:
         self._routes: dict[tuple[str, str], Handler] = {}
         self._prefixes: list[tuple[str, str, Handler]] = []
         self._shapes: dict[str, Callable[[Request, Response, Refusal], Response]] = {}
+        self.open = set(OPEN)
         self.use_rights(broker.face.rights)
 
     def use_rights(self, rights: Book) -> None:
@@ -105,7 +106,7 @@ class App:
         if handler is None:
             handler = next((h for m, start, h in self._prefixes if m == method and path.startswith(start)), None)
         refusal = self._identify(request)
-        if refusal is not None and path not in OPEN:
+        if refusal is not None and path not in self.open:
             response, shape = refused(refusal), self._shapes.get(path)
             return shape(request, response, refusal) if shape is not None and method == "POST" else response
         if method == "OPTIONS" and request.headers.get(b"origin") in self._cors:

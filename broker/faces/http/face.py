@@ -14,6 +14,7 @@ import uvicorn
 
 from broker.config import address
 from broker.errors import ConfigError
+from broker.faces.http import page
 from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
 from broker.faces.http.caller import Caller
@@ -62,6 +63,7 @@ class HttpFace:
         self._autosage.add_routes(self.app)
         Namel3ss(broker, self.caller).add_routes(self.app)
         self._operating.add_routes(self.app)
+        page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
         document = OpenApi(broker.registry, settings.tools_path)
         self.app.route("GET", "/openapi.json", document.json)

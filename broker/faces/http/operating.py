@@ -110,8 +110,11 @@ class Operating:
         self._ended = True
         if self._beat is not None:
             self._beat.cancel()
+        last = b""
+        if self._watchers:
+            last = b"data: " + msgspec.json.encode(public(self._broker) | {"draining": True}) + b"\n\n"
         for watcher in self._watchers:
-            watcher.end()
+            watcher.end(last)
 
     # --- the operator's words ---------------------------------------------------------------------------------------
 
@@ -147,14 +150,18 @@ class _Watcher:
     async def next(self) -> bytes:
         """Empty at the end."""
         await self._bell.wait()
-        self._bell.clear()
-        return b"" if self._over else self._newest
+        newest, self._newest = self._newest, b""
+        if not self._over:
+            self._bell.clear()
+        return newest
 
     def has_left(self) -> bool:
         """Writing to somebody who is gone would not fail."""
         return self._link is None or bool(self._link.transport.is_closing())
 
-    def end(self) -> None:
+    def end(self, last: bytes = b"") -> None:
+        """After this, where there is something to say."""
+        self._newest = last
         self._over = True
         self._bell.set()
         if self._link is not None and self._link.transport.get_write_buffer_size():  # it does not read what it has
