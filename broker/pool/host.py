@@ -166,8 +166,13 @@ class Host:
         if not succeeded and self._wants_lease(work, line):
             return
         if work.tool is not OURS:
-            work.tool.took(work.caller.face, row[NANOSECONDS] * 1e-9)
-            self.core.policy.answered(work.tool, 1, succeeded, time.monotonic())
+            tool = work.tool
+            tool.took(work.caller.face, row[NANOSECONDS] * 1e-9)
+            if succeeded and work.ticket is None:  # the policy is told of it when something else happens
+                tool.untold += 1
+                tool.used = time.monotonic()
+            else:
+                self.core.policy.answered(tool, 1, succeeded, time.monotonic())
         work.sink.deliver(work, line, 1)
 
     def _rest(self) -> None:

@@ -163,6 +163,17 @@ class App:
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
+    def lines(self, request: Request, response: Response) -> bytes:
+        """The response's headers, as they are written."""
+        body = response.body
+        if response.headers or self._cors or b"traceparent" in request.headers or not isinstance(body, bytes):
+            return b"".join([b"%b: %b\r\n" % header for header in self.headers(request, response)])
+        return b"x-request-id: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n" % (
+            request.id,
+            response.type,
+            len(body),
+        )
+
     def headers(self, request: Request, response: Response) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.id), *response.headers]
         if response.type:

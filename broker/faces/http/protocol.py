@@ -43,13 +43,9 @@ class Rules:
             self._beginnings.clear()
         beginning = self._beginnings.get(response.status)
         if beginning is None:
-            beginning = STATUS_LINE[response.status] + _lines(usual)
+            beginning = STATUS_LINE[response.status] + b"".join([b"%b: %b\r\n" % header for header in usual])
             self._beginnings[response.status] = beginning
-        return beginning + _lines(self.app.headers(request, response))
-
-
-def _lines(headers: list[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+        return beginning + self.app.lines(request, response)
 
 
 class Quick:
