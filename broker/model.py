@@ -40,6 +40,7 @@ class ToolInfo(msgspec.Struct, frozen=True, rename={"schema": "input_schema"}):
     stability: Literal["stable", "experimental", "deprecated"] = "experimental"
     examples: tuple[dict[str, Any], ...] = ()
     schema: dict[str, Any] | None = None
+    files: bool = False  # it may leave files in the folder of a call's job
     checks: bool = False  # it checks its input itself: the schema is for readers
 
 
@@ -190,8 +191,6 @@ Judge = Callable[["Work"], Refusal | None]
 
 class Runtime(Protocol):
     """How a tool is run."""
-
-    files: bool  # its tools may leave files in the folder of a call's job
 
     def submit(self, work: Work, now: float) -> None:
         """Takes the work over. Each of its calls is delivered or refused, once."""

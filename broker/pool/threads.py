@@ -29,8 +29,6 @@ AGAIN = Refusal(errors.UNAVAILABLE, "nothing was sent")
 class Threads:
     """One program's tools."""
 
-    files = False
-
     def __init__(self, program: Program, spec: Spec, shared: Shared) -> None:
         self.source = program.source
         self.timeout = program.settings.timeout_seconds or program.limits.timeout_seconds

@@ -25,8 +25,6 @@ from broker.runtimes.oneshot import count, run_command
 class Commands:
     """One command: a runtime whose calls cost a start each time."""
 
-    files = True
-
     def __init__(self, settings: Settings, limits: Limits, core: Core, log: Log) -> None:
         self.settings = settings
         self.source = " ".join(settings.command)

@@ -31,7 +31,7 @@ Told = Callable[[Process], object]
 
 def describe(settings: Settings) -> ToolInfo:
     effects, tags = tuple(settings.side_effects), tuple(settings.tags)
-    return ToolInfo(settings.name, settings.name, settings.deterministic, tags, effects)
+    return ToolInfo(settings.name, settings.name, settings.deterministic, tags, effects, files=True)
 
 
 def run_command(
@@ -87,8 +87,6 @@ def run_process(
 
 class OneShot:
     """A runtime without warm processes, whose calls are run by the threads that bring them."""
-
-    files = False
 
     def __init__(self, settings: Settings, shared: Shared, outgrown: Callable[[Tool], bool] | None = None) -> None:
         self.source = " ".join(settings.command)

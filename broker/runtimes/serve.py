@@ -21,8 +21,6 @@ MOST_READS = 8  # of a plugin that changes while it is read
 
 
 class ServeRuntime:
-    files = False
-
     def __init__(self, program: Program, core: Core, spawner: Spawner, log: Log) -> None:
         self.program = program
         self.source = program.source

@@ -207,13 +207,13 @@ class AutoSage:
     ) -> HttpCall:
         limits, tool = run.limits, run.tool
         place = asked = None
-        if tool.runtime.files:
+        if tool.info.files:
             place = self._jobs.place(run.job, (limits or DEFAULT).max_artifact_bytes)
         if limits is not None or key or lease or place is not None or ds_state is not UNSET:
             timeout = max(1, limits.timeout_ms) if limits is not None else None
             state = None if ds_state is UNSET else bytes(ds_state)
             asked = Asked(timeout, key, lease, request.header(b"broker-session"), state, place)
-        text = bytes(given).decode() if given is not UNSET else "null" if place is not None else "{}"
+        text = bytes(given).decode() if given is not UNSET else "null" if tool.info.checks else "{}"
         self._running += 1
         return self._caller.begin(tool, text, request.asker, run.answered, asked)
 
@@ -235,7 +235,7 @@ class AutoSage:
         toolresult.limit(result, run.limits or DEFAULT)
         if run.request:
             result.metrics["request_id"] = run.request
-        response = toolresult.encoded(result)
+        response = toolresult.encode(result)
         if outcome.code:
             self._jobs.fail(run.job, outcome.code, result.stderr, response)
         else:
@@ -246,7 +246,7 @@ class AutoSage:
         """Most answers are a tool's own output, with nothing to cut and no files: those are not taken apart and put
         together again. Empty for all others."""
         tool, output = run.tool, reply.output_json
-        if reply.status != "OK" or run.limits is not None or not run.request or tool.runtime.files:
+        if reply.status != "OK" or run.limits is not None or not run.request or tool.info.files:
             return b""
         if b"content_json" in bytes(reply.ds_state) or toolresult.may_be_one(output) or output == "null":
             return b""
@@ -299,7 +299,7 @@ class AutoSage:
                     (folder / f"ds{int(slot)}.json").write_text(slots[slot].content_json, encoding="utf-8")
             except (msgspec.DecodeError, ValueError, OSError) as error:
                 self._broker.log.warning("artifacts of a call's state are not kept", aid=tool.name, reason=str(error))
-        elif not tool.runtime.files:
+        elif not tool.info.files:
             return
         known = {one.name for one in said.artifacts}
         for name, size in sorted(self._jobs.files(job).items()):
@@ -455,7 +455,7 @@ def _error(
 ) -> Response:
     """What is wrong before there is a job."""
     result = toolresult.failed(solver, summary, stderr or code, code, {"request_id": request})
-    return Response(status, toolresult.encoded(result), headers=headers)
+    return Response(status, toolresult.encode(result), headers=headers)
 
 
 def _unknown(request: str, tool: str) -> Response:
@@ -562,7 +562,7 @@ def _result(job: Job) -> dict[str, Any]:
 
 
 def _pretty(value: Any) -> bytes:
-    return msgspec.json.format(toolresult.encode(value), indent=2)
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2)
 
 
 def _keys_of(given: Raw | UnsetType) -> str | None:

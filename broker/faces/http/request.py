@@ -78,7 +78,8 @@ class Request:
         return dict(parse_qsl(self._query.decode("latin-1"), keep_blank_values=True))
 
     def header(self, name: bytes) -> str:
-        return self.headers.get(name, b"").strip().decode("latin-1")
+        value = self.headers.get(name)
+        return value.strip().decode("latin-1") if value else ""
 
     def trace(self) -> bytes:
         """The trace goes on, under a span of our own; empty where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import unicodedata
 from typing import Any, NamedTuple
 
@@ -107,16 +108,9 @@ class Limits(NamedTuple):
 
 DEFAULT = Limits()
 
-encode = msgspec.json.Encoder(order="sorted").encode
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 _short = msgspec.json.Decoder(Short)
 _whole = msgspec.json.Decoder(Whole)
-
-
-def encoded(result: ToolResult) -> bytes:
-    """As it goes out: members sorted, those of `metrics`, too."""
-    result.metrics = dict(sorted(result.metrics.items()))
-    return _encode(result)
 
 
 def may_be_one(output: str) -> bool:
@@ -126,14 +120,9 @@ def may_be_one(output: str) -> bool:
 
 def reported(output: str, solver: str, job: str) -> ToolResult | None:
     """The ToolResult that an output is, if it is one."""
-    said: Short | Whole
-    try:
-        said = _short.decode(output)
-    except msgspec.DecodeError:
-        try:
-            said = _whole.decode(output)
-        except msgspec.DecodeError:
-            return None
+    said = _decoded(output, _whole, _short) if '"exit_code"' in output else _decoded(output, _short)
+    if said is None:
+        return None
     artifacts = [
         Artifact(one.bytes, one.mime_type or type_of(one.name), one.name, _place(one, job)) for one in said.artifacts
     ]
@@ -148,6 +137,13 @@ def reported(output: str, solver: str, job: str) -> ToolResult | None:
         stdout=said.stdout,
         summary=said.summary,
     )
+
+
+def _decoded(output: str, *decoders: msgspec.json.Decoder[Any]) -> Any:
+    for decoder in decoders:
+        with contextlib.suppress(msgspec.DecodeError):
+            return decoder.decode(output)
+    return None
 
 
 def _place(one: Declared, job: str) -> str:
