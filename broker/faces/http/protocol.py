@@ -231,7 +231,9 @@ class Guarded(HttpToolsProtocol):
             self.stage = IDLE
         if self.pipeline:
             cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            task = self.loop.create_task(cycle.run_asgi(app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
         elif self.last_words is not None and not self._open:
             self._turn_away(*self.last_words)
         elif self._ended and not self._open:
