@@ -20,6 +20,7 @@ class Schema:
         except ImportError:
             text = f"{where} has a schema, and to enforce it takes: pip install 'toolhost-broker[http]'"
             raise ConfigError(text) from None
+        self._wrong = jsonschema_rs.ValidationError
         linear = jsonschema_rs.RegexOptions()  # no pattern takes for ever
         try:
             self._validator = jsonschema_rs.validator_for(schema, retriever=_nothing, pattern_options=linear)
@@ -33,9 +34,11 @@ class Schema:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             return f"input is not JSON: {error}"
-        found = next(iter(self._validator.iter_errors(value)), None)
-        if found is None:
+        try:
+            self._validator.validate(value)  # stops at the first one: to find all of them can take seconds
             return ""
+        except self._wrong as error:
+            found = error
         said = f"{path(found.instance_path)}: {found.message}"
         return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
 
