@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.support.command import broker_command
+from tests.support.http import Web, answer_on
 from tests.support.toolhosts import listing, scripted
 
 JSON = {"Content-Type": "application/json"}
@@ -42,7 +43,20 @@ def test_pages_that_are_named_may_call(start_web, where):
     origin = {"Origin": "https://app.example", **JSON}
     answer = web.execute("AID.DEMO.ECHO.v1", {}, headers=origin)
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
-    assert web.ask("OPTIONS", "/v1/tools/execute", headers=origin).status == 204
+    assert answer.headers["access-control-expose-headers"] == "retry-after, traceparent, x-request-id"
+    may = web.ask("OPTIONS", "/v1/tools/execute", headers=origin)
+    assert (may.status, may.headers["access-control-allow-origin"]) == (204, "https://app.example")
+    assert {"authorization", "content-type"} <= set(may.headers["access-control-allow-headers"].split(", "))
+
+
+def test_pages_that_are_named_may_ask_whether_they_may_show_a_token(start_web, where, tmp_path):
+    """Beyond loopback as well: a browser asks without it."""
+    broker_command(tmp_path, "token", "new", "page")
+    config = f'[[toolhost]]\nname = "d"\nplugins = ["{where["demo_plugin"]}"]\n[http]\ncors = ["https://app.example"]\n'
+    web = Web(start_web("--http", "0.0.0.0:0", config=config)[0].ready.replace("0.0.0.0", "127.0.0.1"))
+    assert web.ask("OPTIONS", "/v1/tools/execute", headers={"Origin": "https://app.example"}).status == 204
+    assert web.ask("OPTIONS", "/v1/tools/execute", headers={"Origin": "https://evil.example"}).status == 403
+    assert web.execute("AID.DEMO.ECHO.v1", {}, headers={"Origin": "https://app.example"}).status == 403
 
 
 def test_a_token_names_its_caller_and_its_rights(start_web, where, tmp_path):
@@ -136,7 +150,7 @@ def test_a_head_has_a_cap(web):
         wire.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"x-a: aaaaaaaaa\r\n" * 4000)
         time.sleep(0.1)
         wire.sendall(b"x-a: aaaaaaaaa\r\n" * 200)
-        assert wire.recv(65536).startswith(b"HTTP/1.1 431")
+        assert answer_on(wire).status == 431
     assert web.get("/healthz").status == 200
 
 
@@ -187,13 +201,13 @@ def test_the_broker_finishes_what_runs_and_refuses_what_comes(start_web, where):
     running, idle = web.socket(), web.socket()
     running.sendall(head % len(body) + body)
     idle.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+    assert answer_on(idle).status == 200
     time.sleep(0.2)
     served.process.terminate()
     time.sleep(0.2)
     idle.sendall(head % len(body) + body)
-    assert idle.recv(65536).startswith(b"HTTP/1.1 503")
-    assert running.recv(65536).startswith(b"HTTP/1.1 200")
+    assert answer_on(idle).status == 503
+    assert answer_on(running).status == 200
     assert served.process.wait(10) == 0
     with pytest.raises(OSError, match="refused"):
         web.get("/healthz")

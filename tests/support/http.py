@@ -59,3 +59,25 @@ class Web:
             while part := wire.recv(65536):
                 received += part
             return received
+
+
+def answer_on(wire: socket.socket) -> Answer:
+    """The next one, however many pieces it comes in; what follows stays in the socket."""
+    response = http.client.HTTPResponse(_Unbuffered(wire))  # type: ignore[arg-type]
+    response.begin()
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+class _Unbuffered:
+    def __init__(self, wire: socket.socket) -> None:
+        self._wire = wire
+
+    def makefile(self, mode: str) -> Any:
+        return self._wire.makefile(mode, buffering=0)  # type: ignore[call-overload]
+
+
+def until_the_end(wire: socket.socket) -> bytes:
+    received = b""
+    while part := wire.recv(65536):
+        received += part
+    return received

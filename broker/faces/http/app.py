@@ -22,6 +22,12 @@ ANONYMOUS = "http:anonymous"
 OPEN = {"/healthz", "/livez", "/readyz"}  # whoever watches us has no token
 USUAL = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 AUTOSAGES = ("/v1/", "/healthz", "/openapi.")  # a wrong method is an unknown route there
+# Of other pages; `*` would not mean tokens.
+MAY_SEND = b"authorization, broker-lease, broker-session, content-type, idempotency-key, traceparent, x-request-id"
+PREFLIGHT = (
+    (b"access-control-allow-headers", MAY_SEND),
+    (b"access-control-max-age", b"600"),
+)
 UNKNOWN = trouble(404, "not_found", "Unknown route.")
 
 
@@ -105,14 +111,12 @@ class App:
         handler = self._routes.get((method, path))
         if handler is None:
             handler = next((h for m, start, h in self._prefixes if m == method and path.startswith(start)), None)
+        if method == "OPTIONS" and request.headers.get(b"origin") in self._cors:
+            return Response(204, b"", b"", PREFLIGHT)  # a browser shows no token when it asks whether it may
         refusal = self._identify(request)
         if refusal is not None and path not in self.open:
             response, shape = refused(refusal), self._shapes.get(path)
             return shape(request, response, refusal) if shape is not None and method == "POST" else response
-        if method == "OPTIONS" and request.headers.get(b"origin") in self._cors:
-            return Response(
-                204, b"", b"", ((b"access-control-allow-headers", b"*"), (b"access-control-max-age", b"600"))
-            )
         if handler is not None:
             return await handler(request)
         known = [m for m, start, _ in self._prefixes if path.startswith(start)] + [
@@ -184,6 +188,7 @@ class App:
             headers.append((b"traceparent", trace))
         if self._cors and (origin := request.headers.get(b"origin")) in self._cors:
             headers += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+            headers.append((b"access-control-expose-headers", b"retry-after, traceparent, x-request-id"))
         return headers
 
     async def _send(self, request: Request, response: Response, send: Any) -> None:
