@@ -80,7 +80,7 @@ class Asked(NamedTuple):
 class HttpCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_home", "_left", "_tell", "number", "principal")
+    __slots__ = ("_home", "_left", "_tell", "number", "principal", "stateful")
 
     face = "http"
     line: Any = None
@@ -90,6 +90,7 @@ class HttpCall:
         self.number = number
         self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
+        self.stateful = False  # it is a session of its own
         self._home = home
 
     @property
@@ -99,6 +100,8 @@ class HttpCall:
 
     def settle(self, answer: bytes | Refusal) -> None:
         tell, self._tell = self._tell, None
+        if self.stateful:  # nobody can ask for it again, and others' are kept
+            self._home.end_session(self)
         if tell is not None:
             tell(answer)
 
@@ -148,6 +151,9 @@ class Caller:
     def rights_of(self, principal: str) -> Rights:
         return self._broker.face.rights.of(principal)
 
+    def end_session(self, call: HttpCall) -> None:
+        self._broker.dispatcher.sessions.drop(call)
+
     def begin(
         self,
         tool: Tool,
@@ -193,7 +199,7 @@ class Caller:
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
         if asked.ds_state is not None:
             session: Hashable = (asked.session and (caller.principal, asked.session)) or caller
-            call.session = session
+            call.session, caller.stateful = session, session is caller
         return dispatcher.admit(call, caller, caller, time.monotonic())
 
     def _flush(self) -> None:
