@@ -115,6 +115,13 @@ class HttpFace:
         for server in getattr(self._server, "servers", ()):
             server.close()
 
+    def _busy(self) -> bool:
+        """There are answers that have not been written, or that nobody has taken yet."""
+        state = self._server.server_state if self._server is not None else None
+        return state is not None and bool(
+            state.tasks or any(link.transport.get_write_buffer_size() for link in state.connections)
+        )
+
     async def close(self) -> None:
         """All calls have their answers: they are given a moment to be written."""
         if self._autosage is not None:
@@ -123,7 +130,7 @@ class HttpFace:
             self._listener.close()
             return
         deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
-        while self._server.server_state.tasks and asyncio.get_running_loop().time() < deadline:
+        while self._busy() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.002)
         self._server.should_exit = self._server.force_exit = True
         await asyncio.wait((self._serving,), timeout=LAST_WORDS_SECONDS)
