@@ -81,7 +81,7 @@ class Jobs:
         self._seconds = seconds
         self._most_bytes = most_bytes
         self._log = log
-        self._journal = Journal(directory, min(SEGMENT_BYTES, most_bytes // 8 + 1))
+        self._journal = Journal(directory, min(SEGMENT_BYTES, most_bytes // 8 + 1), seconds / 8, most_bytes // 8 + 1)
         self._running: dict[int, Job] = {}
         self._lock = threading.Lock()
         self._unsaved: dict[int, Job] = {}
@@ -277,8 +277,9 @@ class Jobs:
 
     def _write(self, jobs: list[Job]) -> None:
         if jobs:
-            self._journal.append([(job.number, _encode(job)) for job in jobs])
-            self._files_bytes += sum(sum(self.files(job).values()) for job in jobs if job.filed and job.finished)
+            files = sum(sum(self.files(job).values()) for job in jobs if job.filed and job.finished)
+            self._journal.append([(job.number, _encode(job)) for job in jobs], files)
+            self._files_bytes += files
 
     def _keep_for_later(self, size: int) -> None:
         """As many as memory may hold; the oldest are lost."""

@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 NUMBERS = re.compile(rb"^\[([0-9]+),", re.MULTILINE)
@@ -19,13 +20,15 @@ OPEN = re.compile(r"records-([0-9]+)\.ndjson")
 
 
 class Segment:
-    __slots__ = ("highest", "lowest", "path", "place", "size")
+    __slots__ = ("begun", "highest", "load", "lowest", "path", "place", "size")
 
     def __init__(self, path: Path, place: int, lowest: int, highest: int) -> None:
         self.path = path
         self.place = place  # in the order of writing
         self.lowest = lowest
         self.highest = highest
+        self.begun = time.monotonic()
+        self.load = 0  # bytes elsewhere that its records stand for
         self.size = path.stat().st_size if path.exists() else 0
 
     def has(self, number: int) -> bool:
@@ -45,9 +48,11 @@ def _newest(path: Path, beginning: bytes) -> bytes:
 class Journal:
     """Written by one thread, read by any. Each record is a JSON array whose first element is its number."""
 
-    def __init__(self, directory: Path, segment_bytes: int) -> None:
+    def __init__(self, directory: Path, segment_bytes: int, segment_seconds: float, segment_load: int) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._segment_seconds = segment_seconds
+        self._segment_load = segment_load
         self._segments: list[Segment] = []
         self._lock = threading.Lock()
         self._fd = -1
@@ -73,9 +78,10 @@ class Journal:
     def size(self) -> int:
         return sum(segment.size for segment in self._segments)
 
-    def append(self, rows: list[tuple[int, bytes]]) -> None:
+    def append(self, rows: list[tuple[int, bytes]], load: int = 0) -> None:
         """All of them, in one write."""
         segment = self._writable()
+        segment.load += load
         left = memoryview((b"\n" if self._torn else b"") + b"".join(line for _, row in rows for line in (row, b"\n")))
         self._torn = True
         numbers = [number for number, _ in rows]
@@ -89,12 +95,9 @@ class Journal:
 
     def _writable(self) -> Segment:
         last = self._segments[-1] if self._segments else None
-        if self._fd >= 0 and last is not None and last.size < self._segment_bytes:
+        if self._fd >= 0 and last is not None and not self._is_full(last):
             return last
-        if self._fd >= 0 and last is not None:
-            os.close(self._fd)
-            self._fd = -1
-            self._seal(last)
+        self.seal()
         place = last.place + 1 if last is not None else 1
         path = self._directory / f"records-{place:06d}.ndjson"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -102,6 +105,21 @@ class Journal:
         with self._lock:
             self._segments.append(segment)
         return segment
+
+    def _is_full(self, segment: Segment) -> bool:
+        """What is in one segment goes at once: so not too much, and not what is much older than the rest."""
+        return (
+            segment.size >= self._segment_bytes
+            or segment.load >= self._segment_load
+            or time.monotonic() - segment.begun >= self._segment_seconds
+        )
+
+    def seal(self) -> None:
+        """The segment that is being written to is full."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._seal(self._segments[-1])
 
     def _seal(self, segment: Segment) -> None:
         """From now on its name says what is in it."""
@@ -123,13 +141,15 @@ class Journal:
     def expired(self, before: float) -> bool:
         """The oldest segment was last written to before that."""
         try:
-            return len(self._segments) > 1 and self._segments[0].path.stat().st_mtime < before
+            return bool(self._segments) and self._segments[0].path.stat().st_mtime < before
         except OSError:
             return True
 
     def drop_oldest(self) -> set[int]:
-        """The numbers that are gone with it. The segment that is being written to stays."""
-        if len(self._segments) < 2:
+        """The numbers that are gone with it. The segment that is being written to stays, until it is full."""
+        if len(self._segments) == 1 and self._is_full(self._segments[0]):
+            self.seal()
+        if not self._segments or (len(self._segments) == 1 and self._fd >= 0):
             return set()
         with self._lock:
             oldest = self._segments.pop(0)
@@ -141,7 +161,4 @@ class Journal:
         return {number for number in numbers if not any(segment.has(number) for segment in self._segments[:1])}
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._seal(self._segments[-1])
+        self.seal()

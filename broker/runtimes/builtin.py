@@ -5,6 +5,7 @@ Their output is a ToolResult, as that of a tool written for AutoSage is.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -262,6 +263,11 @@ def _result(tool: str, summary: str, output: Built, metrics: Built, artifacts: l
 def _write_whole(folder: Path, name: str, content: bytes) -> None:
     """Whole or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(folder / name)
+    draft, path = tempfile.mkstemp(dir=folder, prefix=".")
+    try:
+        with os.fdopen(draft, "wb") as file:
+            file.write(content)
+        os.replace(path, folder / name)
+    except OSError:
+        os.unlink(path)
+        raise

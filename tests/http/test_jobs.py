@@ -13,7 +13,9 @@ import pytest
 
 from broker.errors import ConfigError
 from broker.jobs import Jobs
+from broker.model import Place
 from broker.observe.log import Log
+from broker.runtimes.builtin import write_text_artifact
 from tests.support.http import Web
 
 
@@ -213,6 +215,40 @@ def test_old_jobs_are_removed_with_their_files_when_there_is_too_much(store, tmp
     assert not folder.exists()
     assert jobs.get(last).summary == "done"
     assert sum(one.stat().st_size for one in (tmp_path / "jobs").glob("records-*")) < 260_000
+
+
+def test_files_count_however_short_their_jobs_records_are(store):
+    jobs = store(most=1_000_000)
+    for _ in range(40):
+        job = jobs.new("a tool", "{}", None, "somebody")
+        folder = Path(jobs.place(job).folder)
+        folder.mkdir()
+        (folder / "file.bin").write_bytes(b"x" * 100_000)
+        jobs.succeed(job, b"{}", "done")
+        written(jobs)
+    jobs._expire()
+    kept = [folder for folder in jobs.directory.glob("job_*") if any(folder.iterdir())]
+    assert 5 <= len(kept) <= 10
+    assert jobs.get(job.id).summary == "done"
+
+
+def test_jobs_of_a_broker_with_little_to_do_go_with_age_too(store):
+    jobs = store(seconds=0.4)
+    name = ended(jobs, 1)[0]
+    written(jobs)
+    time.sleep(0.6)
+    jobs._expire()
+    assert jobs.get(name) is None
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_text_artifact({"text": "x"}, Place("job_0001", str(tmp_path / "job"), 100))
+    assert list((tmp_path / "job").iterdir()) == []
 
 
 def test_a_line_that_a_crash_has_cut_is_passed_over(store, tmp_path):
