@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
 
 import pytest
+
+from tests.support.http import until_the_end
 
 REPLIES = {
     "surrogate_name": {"output_json": "{}"},
@@ -138,3 +141,50 @@ def test_what_waits_is_asked_again_when_its_callers_rights_are_narrowed(start_we
     running.join()
     assert (found[0].status, found[0].json["metrics"]["error_code"]) == (403, "forbidden")
     assert web.get(f"/v1/jobs/{job}").json["error"]["code"] == "forbidden"
+
+
+def test_an_input_that_is_wrong_all_over_is_refused_at_once(start_web, where):
+    config = f"""
+    [[toolhost]]
+    name = "d"
+    plugins = ["{where["demo_plugin"]}"]
+    [[tool]]
+    name = "AID.DEMO.ECHO.v1"
+    [tool.schema.properties.items.items]
+    type = "integer"
+    """
+    _, web = start_web(config=config)
+    begin = time.monotonic()
+    answer = web.execute("AID.DEMO.ECHO.v1", {"items": ["x"] * 390_000})
+    assert (answer.status, answer.json["stderr"]) == (400, 'input.items[0]: "x" is not of type "integer"')
+    assert time.monotonic() - begin < 1
+
+
+def test_calls_without_a_session_cost_no_session(start_web, where):
+    config = f'[limits]\nsessions = 4\n[[toolhost]]\nname = "d"\nplugins = ["{where["demo_plugin"]}"]\n'
+    served, web = start_web(config=config)
+    named, tool = {"Broker-Session": "s"}, "AID.DEMO.STATE.v1"
+    put, get = {"op": "put", "slot": 3, "value": "mine"}, {"op": "get", "slot": 3}
+    web.execute(tool, put, ds_state={"slots": {}}, headers=named)
+    for _ in range(6):
+        assert web.execute(tool, put, ds_state={"slots": {}}).status == 200
+    assert served.status()["sessions"] == 1
+    found = web.execute(tool, get, ds_state={"delta": True, "slots": {}}, headers=named)
+    assert found.json["output"]["value"] == "mine"
+
+
+def test_who_reads_slowly_gets_its_answer_whole_when_the_broker_stops(start_web, where):
+    served, web = start_web("--plugin", where["demo_plugin"])
+    body = b'{"tool":"AID.DEMO.BLOB.v1","input":{"bytes":1000000}}'
+    head = b"POST /v1/tools/execute HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.connect((web.host, web.port))
+        wire.settimeout(10)
+        wire.sendall((head + body) * 5)
+        time.sleep(0.5)
+        served.process.terminate()
+        time.sleep(0.3)
+        received = until_the_end(wire)
+    assert len(received) > received.count(b"HTTP/1.1 200") * 1_000_000
+    assert received.endswith(b"}")

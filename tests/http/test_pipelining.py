@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.support.http import until_the_end
+
 SHORT = """
 [limits]
 line_seconds = 1.0
@@ -29,13 +31,6 @@ def call(tool, given, *headers):
 
 def sleep(milliseconds):
     return call("AID.DEMO.SLEEP.v1", {"ms": milliseconds})
-
-
-def until_the_end(wire):
-    received = b""
-    while part := wire.recv(65536):
-        received += part
-    return received
 
 
 def statuses(received):
