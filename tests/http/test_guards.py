@@ -22,7 +22,7 @@ def test_a_name_that_is_not_this_machines_is_refused(web, host):
     assert web.get("/v1/tools", Host=host).json["error"]["code"] == "forbidden"
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:8080", "[::1]:8080"])
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:1", "127.0.0.1:8080", "[::1]:8080"])
 def test_names_of_this_machine_are_not(web, host):
     assert web.execute("AID.DEMO.ECHO.v1", {}, headers={"Host": host}).status == 200
 
@@ -86,6 +86,21 @@ def test_a_token_names_its_caller_and_its_rights(start_web, where, tmp_path):
     assert web.ask("GET", f"/v1/jobs/{made}", headers=bearer).status == 200
     wrong = web.execute("AID.DEMO.ECHO.v1", {}, headers={"Authorization": "Bearer tbk_nonsense"})
     assert (wrong.status, wrong.json["stderr"].startswith("there is no such token")) == (403, True)
+
+
+def test_who_watches_with_a_token_that_is_revoked_hears_no_more(start_web, where, tmp_path):
+    _, web = start_web("--plugin", where["demo_plugin"])
+    token = broker_command(tmp_path, "token", "new", "watcher").stdout.split()[-1]
+    with web.socket(5) as wire:
+        head = f"GET /status/stream HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+        wire.sendall(head.encode())
+        assert wire.recv(65536).startswith(b"HTTP/1.1 200")
+        broker_command(tmp_path, "token", "revoke", "watcher")
+        deadline = time.monotonic() + 4
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            assert time.monotonic() < deadline
+            received += wire.recv(65536)
 
 
 def refused_start(tmp_path, *arguments):

@@ -37,7 +37,7 @@ class App:
         self._cors = {origin.encode() for origin in settings.cors}
         self._loopback = loopback
         self._insecure = broker.settings.server.insecure
-        self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.encode(), f"[{host}]".encode()}
+        self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.lower().encode(), f"[{host.lower()}]".encode()}
         self.start: Start | None = None  # how the route of most calls begins
         self._routes: dict[tuple[str, str], Handler] = {}
         self._prefixes: list[tuple[str, str, Handler]] = []
@@ -127,6 +127,10 @@ class App:
             return answer._replace(headers=((b"allow", ", ".join(sorted(known)).encode()),))
         return UNKNOWN
 
+    def turned_away(self, request: Request) -> bool:
+        """Its token has been revoked since."""
+        return self._identify(request) is not None
+
     # --- who is it? -------------------------------------------------------------------------------------------------
 
     def _identify(self, request: Request) -> Refusal | None:
@@ -152,7 +156,7 @@ class App:
     def _from_a_page(self, request: Request) -> Refusal | None:
         """Whoever has no token is on this machine; but so is a browser, which pages from elsewhere may use."""
         headers = request.headers
-        host = headers.get(b"host", b"localhost")
+        host = headers.get(b"host", b"localhost").lower()
         if host not in self._hosts and host.rpartition(b":")[0] not in self._hosts:  # the port is anybody's
             shown = host.decode("latin-1")
             return Refusal(errors.FORBIDDEN, f"Host {shown!r} is not this machine; use 127.0.0.1, or a token")

@@ -40,6 +40,7 @@ class Operating:
         self._ended = False
 
     def add_routes(self, app: App) -> None:
+        self._app = app
         app.route("GET", "/metrics", self._metrics)
         app.route("GET", "/livez", self._live)
         app.route("GET", "/readyz", self._ready)
@@ -72,7 +73,7 @@ class Operating:
         if len(self._watchers) >= MOST_WATCHERS:
             text = f"{MOST_WATCHERS} watch already, and that is the most; /status says the same once"
             return refused(Refusal(errors.OVERLOADED, text, retry_after=1))
-        watcher = _Watcher(request.link)
+        watcher = _Watcher(request)
         self._watchers.add(watcher)
         if self._beat is None:
             self._beat = asyncio.create_task(self._go_on())
@@ -95,7 +96,7 @@ class Operating:
                 for watcher in self._watchers:
                     watcher.tell(self._last)
                 await asyncio.sleep(BEAT_SECONDS)
-                for watcher in [one for one in self._watchers if one.has_left()]:
+                for watcher in [one for one in self._watchers if one.has_left() or self._app.turned_away(one.request)]:
                     watcher.end()
                     self._watchers.discard(watcher)
         except Exception as error:
@@ -137,8 +138,9 @@ class Operating:
 class _Watcher:
     """One who watches. Who reads too slowly misses some, and holds no more than the newest."""
 
-    def __init__(self, link: Any) -> None:
-        self._link = link
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._link = request.link
         self._newest = b""
         self._bell = asyncio.Event()
         self._over = False
