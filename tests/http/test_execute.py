@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from tests.support.command import broker_command
+from tests.support.toolhosts import listing, scripted
+
 MEMBERS = {"artifacts", "exit_code", "metrics", "solver", "status", "stderr", "stdout", "summary"}
 
 
@@ -210,6 +213,49 @@ def test_a_schema_is_enforced_with_the_path_to_what_is_wrong(start_web, where):
     assert (by_line["type"], by_line["status"]) == ("bad_request", "INVALID_PICK")
     assert by_line["error"].startswith("input.items: ")
     assert web.get("/v1/tools?tags=nobody").json == {"tools": []}
+
+
+def test_a_manifest_beside_the_plugin_describes_its_tools(start_web, tmp_path):
+    plugin = listing(tmp_path / "tools.so", A=["none"], B=["none"])
+    said = {"AID.A.v1": {"description": "Says A.", "schema": {"required": ["n"]}}, "AID.B.v1": {"tags": ["b"]}}
+    (tmp_path / "tools.tools.json").write_text(json.dumps({"tools": said}))
+    host = scripted(tmp_path, 'say(output_json="{}")')
+    overlay = '[[tool]]\nname = "AID.A.v1"\ndescription = "Says A, twice."\n[[tool]]\nname = "AID.C.v1"\n'
+    served, web = start_web("--toolhost", host, "--plugin", plugin, config=overlay)
+    a, b = (tool for tool in web.get("/v1/tools").json["tools"] if tool["name"].startswith("AID."))
+    assert (a["description"], a["input_schema"]) == ("Says A, twice.", {"required": ["n"]})
+    assert b["tags"] == ["b"]
+    assert '"n" is a required property' in web.execute("AID.A.v1", {}).json["stderr"]
+    assert web.execute("AID.B.v1", {}).status == 200
+    log = served.log.read_text()
+    assert "[[tool]] is about a tool that is not there" in log
+    assert "AID.C.v1" in log
+
+
+def test_an_unusual_name_is_remarked_on_and_works(start_web, tmp_path):
+    script = tmp_path / "tool.sh"
+    script.write_text('#!/bin/sh\necho \'{"status":"OK","output_json":"1"}\'\n')
+    script.chmod(0o755)
+    names = ("CamelCase", "io_report", "circuits.simulate")
+    config = "".join(f'[[oneshot]]\nname = "{name}"\ncommand = ["{script}"]\n' for name in names)
+    served, web = start_web(config=config)
+    assert [web.execute(name, {}).json["output"] for name in names] == [1, 1, 1]
+    remarks = [line for line in served.log.read_text().splitlines() if "unusual name" in line]
+    assert [json.loads(line)["aid"] for line in remarks] == ["CamelCase"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [('{ type = "objekt" }', "is no JSON Schema"), ('{ "$ref" = "http://127.0.0.1:1/x" }', "is not looked up")],
+)
+def test_a_schema_that_is_none_stops_the_start(tmp_path, where, schema, said):
+    config = tmp_path / "b.toml"
+    config.write_text(f'[[tool]]\nname = "AID.DEMO.ECHO.v1"\nschema = {schema}\n')
+    flags = ("--config", str(config), "--plugin", where["demo_plugin"], "--socket", str(tmp_path / "b.sock"))
+    result = broker_command(tmp_path, "serve", *flags)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "AID.DEMO.ECHO.v1" in result.stderr
 
 
 def test_echo_json_is_lenient_where_integrations_depend_on_it(web):
