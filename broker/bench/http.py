@@ -17,6 +17,7 @@ from msgspec import Struct
 from broker.bench.load import Closed, run
 from broker.bench.model import LATE_NS, Lost, Plan, Tally, Tick, clock
 from broker.bench.wire import Connection, connect
+from broker.cli.common import Unreachable
 
 EXECUTE = "/v1/tools/execute"
 OPEN_CONNECTIONS = 32  # of an open loop; a call that is due while all are busy starts late
@@ -60,20 +61,27 @@ def address(url: str) -> Address:
     return Address(parts.hostname, 80 if parts.port is None else parts.port)
 
 
+def url(place: Address) -> str:
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"http://{host}:{place.port}"
+
+
 def open_connections(rate: float) -> int:
     """Not so many that they wait for so long that the broker closes them."""
     return max(1, min(OPEN_CONNECTIONS, int(rate * IDLE_SECONDS)))
 
 
 def ask(place: Address, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """One request on a connection of its own: the answer's status and body. Raises OSError."""
+    """One request on a connection of its own: the answer's status and body."""
     connection = http.client.HTTPConnection(place.host, place.port, timeout=ANSWER_SECONDS)
     try:
         connection.request(method, path, body, {"content-type": "application/json"})
         answer = connection.getresponse()
         return answer.status, answer.read()
-    except http.client.HTTPException as error:
-        raise OSError(f"what answers there does not speak HTTP ({error!r})") from None
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
+        text = f"no broker serves {url(place)} ({reason}); start one with `broker serve --http HOST:PORT`"
+        raise Unreachable(text) from None
     finally:
         connection.close()
 
@@ -84,8 +92,8 @@ def call(tool: str, text: str) -> bytes:
 
 
 def request(place: Address, body: bytes) -> bytes:
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    head = f"POST {EXECUTE} HTTP/1.1\r\nhost: {host}:{place.port}\r\ncontent-type: application/json\r\n"
+    host = url(place).removeprefix("http://")
+    head = f"POST {EXECUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
     return b"%bcontent-length: %d\r\n\r\n%b" % (head.encode(), len(body), body)
 
 

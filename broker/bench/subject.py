@@ -79,9 +79,6 @@ def tool_over_http(plans: list[Plan], url: str, private: Private) -> Subject:
     try:
         status, body = web.ask(place, "GET", "/v1/tools")
         names = [one.name for one in msgspec.json.decode(body, type=_Listed).tools]
-    except OSError as error:
-        text = f"no broker serves {url}: {error.strerror or error}; start one with `broker serve --http HOST:PORT`"
-        raise Unreachable(text) from None
     except msgspec.DecodeError:
         raise Unreachable(f"what answers at {url} is no broker: /v1/tools has status {status} there") from None
     _known(tool, names, f"the broker at {url} does not have")
@@ -136,8 +133,8 @@ def _no_http(url: str) -> str:
     body = web.call(cases.ECHO, cases.echo_input(cases.SIZES[0]))
     try:
         status, answer = web.ask(web.address(url), "POST", web.EXECUTE, body)
-    except OSError as error:
-        return f"{url} cannot be reached: {error.strerror or error}"
+    except Unreachable as error:
+        return str(error)
     return "" if status == 200 else web.failure(status, answer)[1]
 
 
