@@ -51,6 +51,8 @@ class HttpFace:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._next_look = 0.0
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"http://{shown}:{self.port}"
         self._autosage: AutoSage | None = None
         self._operating = Operating(broker)
 
@@ -86,8 +88,7 @@ class HttpFace:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{shown}:{self.port}"
+        return self.url
 
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
         from broker import __version__
