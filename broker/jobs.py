@@ -208,20 +208,31 @@ class Jobs:
         return self._files(job.number) if job.filed else {}
 
     def _files(self, number: int) -> dict[str, int]:
-        found = {}
-        with contextlib.suppress(OSError), os.scandir(self.directory / f"job_{number:04d}") as entries:
-            for entry in entries:
-                if is_plain(entry.name) and entry.is_file(follow_symlinks=False):
-                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        found: dict[str, int] = {}
+        folder = self._folder(number)
+        if folder is None:
+            return found
+        try:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if is_plain(entry.name) and entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        finally:
+            os.close(folder)
         return found
+
+    def _folder(self, number: int) -> int | None:
+        """A descriptor of it, where it is a folder and no link to one."""
+        path = self.directory / f"job_{number:04d}"
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
 
     def open_file(self, job: Job, name: str) -> int | None:
         """A descriptor of one of them. No link is followed, and nothing but a plain file is opened."""
-        if not is_plain(name):
-            return None
-        try:
-            folder = os.open(self.directory / job.id, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+        folder = self._folder(job.number) if is_plain(name) else None
+        if folder is None:
             return None
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -298,8 +309,11 @@ class Jobs:
 
 
 def is_plain(name: str) -> bool:
-    """A file's name that leads nowhere else."""
-    odd = not name or name.startswith(".") or len(name.encode("utf-8", "surrogateescape")) > 255
+    """A file's name that leads nowhere else, and can be written in an answer."""
+    try:
+        odd = not name or name.startswith(".") or len(name.encode()) > 255
+    except UnicodeEncodeError:
+        return False
     return not odd and not any(part in name for part in ("/", "\\", "..", "\0"))
 
 

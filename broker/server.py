@@ -133,7 +133,7 @@ class Broker:
         folder = Path(settings.jobs or default_state(os.environ) / f"jobs-{self.http.port}")
         self.jobs = Jobs(folder, settings.job_seconds, settings.job_bytes, self.log)
         self.jobs.open()
-        builtin = Builtin(self.core, self.jobs)
+        builtin = Builtin(self.core, self.jobs, self.settings.limits.reply_bytes)
         for info in described(builtin.tools, cards(self.settings)):
             self.registry.add(info, builtin)
 

@@ -194,7 +194,8 @@ void tb_cache_expire(tb_cache *c, double now) {
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
-static const char *const REPEATED[] = {"\"ok\"", "\"status\"", "\"output_json\"", "\"error\"", "\"type\"", "\"aid\""};
+static const char *const REPEATED[] = {"\"ok\"", "\"status\"", "\"output_json\"", "\"error\"", "\"type\"",
+                                       "\"code\"", "\"aid\""};
 enum { REPEATED_COUNT = sizeof REPEATED / sizeof *REPEATED };
 static const char MARK[] = "\"idempotent_hit\":true,\"ds_state\":{}}\n";
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from broker import errors
+from broker.errors import Refusal
 from broker.jobs import LARGEST_ARTIFACT, Jobs, is_plain, route
 from broker.model import Judge, Place, ToolInfo, Work
 from broker.policy.schema import Schema
@@ -93,20 +95,25 @@ class BadInput(Exception):
     """In words for the caller."""
 
 
+class TooMuch(Exception):
+    """The output would be over the limit."""
+
+
 class Builtin:
     """Runs them in the broker's own process: they only shape text, and write one small file."""
 
     source = "the broker's own tools"
     timeout = 30.0
 
-    def __init__(self, core: Core, jobs: Jobs) -> None:
+    def __init__(self, core: Core, jobs: Jobs, most_bytes: int) -> None:
         self.tools = (ECHO, WRITE)
         self._core = core
         self._waiting: list[Work] = []
+        self._most_bytes = most_bytes  # of an output, as of any toolhost's
         self._jobs = jobs
         assert WRITE.schema is not None
         self._schema = Schema(WRITE.schema, WRITE.aid)
-        self._functions: dict[str, Callable[[Any, Work], Built]] = {ECHO.aid: echo_json, WRITE.aid: self._write}
+        self._functions: dict[str, Callable[[Any, Work], Built]] = {ECHO.aid: self._echo, WRITE.aid: self._write}
 
     def submit(self, work: Work, now: float) -> None:  # noqa: ARG002
         """In the loop's next turn: all that came in this one then go out together."""
@@ -134,6 +141,10 @@ class Builtin:
             given = msgspec.json.decode(work.lines, type=_Line).input_json
             built = self._functions[tool.name](_decoded(given, tool.name), work)
             outcome = b'"ok":true,"status":"OK","error":"","output_json":' + _encode(_encode(built).decode())
+        except TooMuch:
+            text = f"{tool.name}: its output would be over {self._most_bytes} bytes (limits.reply_bytes)"
+            work.sink.refuse(work, Refusal(errors.REPLY_TOO_LARGE, text))
+            return
         except BadInput as error:
             outcome = _failed("INVALID_PICK", str(error))
         except OSError as error:
@@ -149,6 +160,13 @@ class Builtin:
             self._core.policy.answered(tool, 1, int(outcome.startswith(b'"ok":true')), now)
         ids = b"" if work.ids is None else b'"id":' + work.ids[:-1] + b","
         work.sink.deliver(work, b"{" + ids + outcome + UNCHANGED, 1)
+
+    def _echo(self, given: Any, work: Work) -> Built:  # noqa: ARG002
+        built = echo_json(given)
+        output = built["output"]
+        if 2 * len(output["message"].encode()) * (1 + len(output["repeat"])) > self._most_bytes:  # before it is written
+            raise TooMuch
+        return built
 
     def _write(self, given: Any, work: Work) -> Built:
         problem = self._schema.problem(_encode(given).decode())
@@ -190,7 +208,7 @@ def write_text_artifact(given: Any, place: Place) -> Built:
     )
 
 
-def echo_json(given: Any, work: Work) -> Built:  # noqa: ARG001
+def echo_json(given: Any) -> Built:
     message, count = given.get("message"), given.get("n", 1)
     if not isinstance(message, str):
         raise BadInput('input.message: must be a string; "message" is a required property')

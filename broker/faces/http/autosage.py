@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http import toolresult
-from broker.faces.http.caller import Asked, Asker, Caller, HttpCall
+from broker.faces.http.caller import Asked, Asker, Caller, HttpCall, Said, understood
 from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
@@ -66,17 +66,6 @@ class NewJob(Struct):
     lease_token: str = msgspec.field(name="_lease_token", default="")
 
 
-class Reply(Struct):
-    """A toolhost's, as far as it matters here."""
-
-    ok: bool = False
-    status: str | None = None
-    output_json: str = "null"
-    error: str = ""
-    code: str = ""  # a tool's own word for its error, where it has one
-    ds_state: Raw = Raw(b"")
-
-
 class Slot(Struct):
     content_json: str = ""
 
@@ -96,7 +85,6 @@ class Outcome(NamedTuple):
 
 _execute = msgspec.json.Decoder(Execute)
 _new_job = msgspec.json.Decoder(NewJob)
-_reply = msgspec.json.Decoder(Reply)
 _state = msgspec.json.Decoder(State)
 
 
@@ -220,9 +208,9 @@ class AutoSage:
     def finish(self, run: Run, answer: bytes | Refusal) -> None:
         """A run has its answer."""
         self._running -= 1
-        reply = answer if isinstance(answer, Refusal) else _reply.decode(answer)
+        reply = understood(run.tool, answer)
         took = round((time.perf_counter() - run.begun) * 1000, 3)
-        usual = self._usual(run, reply, took) if isinstance(reply, Reply) else b""
+        usual = self._usual(run, reply, took) if isinstance(reply, Said) else b""
         if usual:
             self._jobs.succeed(run.job, usual, _ran(run.tool))
             run.done(Response(200, usual))
@@ -242,7 +230,7 @@ class AutoSage:
             self._jobs.succeed(run.job, response, result.summary)
         run.done(Response(outcome.http, response, headers=outcome.headers))
 
-    def _usual(self, run: Run, reply: Reply, took: float) -> bytes:
+    def _usual(self, run: Run, reply: Said, took: float) -> bytes:
         """Most answers are a tool's own output, with nothing to cut and no files: those are not taken apart and put
         together again. Empty for all others."""
         tool, output = run.tool, reply.output_json
@@ -263,16 +251,20 @@ class AutoSage:
         self._broker.log.error("internal error", aid=run.tool.name, reason=repr(error))
         text = "the broker made a mistake; its log says which"
         self._jobs.fail(run.job, errors.INTERNAL.code, text)
-        run.done(_error(run.request, 500, run.tool.name, FAILED_SUMMARY, errors.INTERNAL.code, stderr=text))
+        run.done(
+            _error(
+                run.request, 500, run.tool.name, FAILED_SUMMARY, errors.INTERNAL.code, stderr=text, job_id=run.job.id
+            )
+        )
 
-    def _outcome(self, tool: Tool, reply: Reply | Refusal, job: Job) -> Outcome:
+    def _outcome(self, tool: Tool, reply: Said | Refusal, job: Job) -> Outcome:
         """AutoSage's result of a reply, or of a refusal."""
         if isinstance(reply, Refusal):
             kind = reply.kind
             code = FAULTS.get(kind, kind.code)
             result = toolresult.failed(tool.name, FAILED_SUMMARY, reply.text, code, {})
             return Outcome(kind.http, result, code, retry_after(reply))
-        if (reply.status or ("OK" if reply.ok else "")) != "OK":
+        if reply.failed():
             code = reply.code or ("invalid_input" if reply.status == "INVALID_PICK" else errors.TOOL_ERROR.code)
             http = 400 if code == "invalid_input" else 500
             text = reply.error or f"{tool.name} failed"
@@ -288,7 +280,7 @@ class AutoSage:
         self._add_files(said, tool, job, reply)
         return Outcome(200 if said.status.lower() == "ok" else 500, said)
 
-    def _add_files(self, said: ToolResult, tool: Tool, job: Job, reply: Reply) -> None:
+    def _add_files(self, said: ToolResult, tool: Tool, job: Job, reply: Said) -> None:
         """Artifacts that the tool has left in its state's slots, or in its job's folder."""
         if b"content_json" in bytes(reply.ds_state):
             folder = Path(self._jobs.place(job).folder)
@@ -452,9 +444,10 @@ def _error(
     headers: tuple[tuple[bytes, bytes], ...] = (),
     *,
     stderr: str = "",
+    **metrics: str,
 ) -> Response:
-    """What is wrong before there is a job."""
-    result = toolresult.failed(solver, summary, stderr or code, code, {"request_id": request})
+    """What is wrong without an answer of a tool; mostly before there is a job."""
+    result = toolresult.failed(solver, summary, stderr or code, code, {"request_id": request, **metrics})
     return Response(status, toolresult.encode(result), headers=headers)
 
 

@@ -22,6 +22,41 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 
 
+MAY_HAVE_RUN = {kind.code: kind for kind in (errors.TIMEOUT, errors.CRASH, errors.BAD_REPLY, errors.REPLY_TOO_LARGE)}
+
+
+class Said(msgspec.Struct):
+    """A reply line, as far as it matters over HTTP."""
+
+    ok: bool = False
+    status: str | None = None
+    output_json: str = "null"
+    error: str | None = ""
+    type: str | None = ""  # of a refusal
+    code: str | None = ""  # a tool's own word for its error, where it has one
+    ds_state: msgspec.Raw = msgspec.Raw(b"")
+    idempotent_hit: bool = False
+
+    def failed(self) -> bool:
+        """`status` is read first, `ok` where it is missing."""
+        return not self.ok if self.status is None else self.status != "OK"
+
+
+_said = msgspec.json.Decoder(Said)
+
+
+def understood(tool: Tool, answer: bytes | Refusal) -> Said | Refusal:
+    """What a call has come to. A refusal that is kept under a key comes back as a line."""
+    if isinstance(answer, Refusal):
+        return answer
+    try:
+        said = _said.decode(answer)
+    except msgspec.DecodeError as error:
+        return Refusal(errors.BAD_REPLY, f"{tool.name}: its reply cannot be understood: {error}")
+    kind = MAY_HAVE_RUN.get(said.type or "") if said.idempotent_hit and said.failed() else None
+    return Refusal(kind, said.error or "") if kind is not None else said
+
+
 class Asker(NamedTuple):
     """Who it is, and what it may do. Anybody who is not named is `http:anonymous`, and never an operator."""
 
@@ -45,20 +80,22 @@ class Asked(NamedTuple):
 class HttpCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_left", "_refused", "_tell", "number", "principal", "rights")
+    __slots__ = ("_home", "_left", "_tell", "number", "principal")
 
     face = "http"
     line: Any = None
 
-    def __init__(
-        self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], refused: Counter[str]
-    ) -> None:
+    def __init__(self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], home: Caller) -> None:
         self.principal = asker.principal
-        self.rights = asker.rights
         self.number = number
         self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
-        self._refused = refused  # of all calls, by code
+        self._home = home
+
+    @property
+    def rights(self) -> Rights:
+        """As they are now: they may change while it waits."""
+        return self._home.rights_of(self.principal)
 
     def settle(self, answer: bytes | Refusal) -> None:
         tell, self._tell = self._tell, None
@@ -67,7 +104,7 @@ class HttpCall:
 
     def turn_down(self, refusal: Refusal) -> None:
         if self._tell is not None:
-            self._refused[refusal.kind.code] += 1
+            self._home.refused[refusal.kind.code] += 1
             self.settle(refusal)
 
     def waiting(self) -> bool:
@@ -106,6 +143,10 @@ class Caller:
         self._core = broker.core
         self._loop = broker.core.loop
         self._flushing = False
+        self.refused: Counter[str] = broker.dispatcher.refused  # of all calls, by code
+
+    def rights_of(self, principal: str) -> Rights:
+        return self._broker.face.rights.of(principal)
 
     def begin(
         self,
@@ -118,7 +159,7 @@ class Caller:
         """`given` is the input's JSON. The answer may be told before this returns."""
         broker, core = self._broker, self._core
         dispatcher = broker.dispatcher
-        call = HttpCall(asker, core.name(), tell, dispatcher.refused)
+        call = HttpCall(asker, core.name(), tell, self)
         if not self._flushing:
             self._flushing = True
             core.board.round += 1  # so that a plugin that was replaced is noticed

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from broker import errors
 from broker.errors import Refusal
-from broker.faces.http.caller import Asked, Caller
+from broker.faces.http.caller import Asked, Caller, understood
 from broker.faces.http.request import Request, Response, answered, is_json
 
 if TYPE_CHECKING:
@@ -49,15 +49,7 @@ class Handshake(Struct):
     required_guarantees: list[str] = []
 
 
-class _Reply(Struct):
-    ok: bool = False
-    status: str | None = None
-    output_json: str = "null"
-    error: str = ""
-
-
 _asking = msgspec.json.Decoder(Asking)
-_reply = msgspec.json.Decoder(_Reply)
 
 
 class Namel3ss:
@@ -86,11 +78,10 @@ class Namel3ss:
         tool = self._broker.registry.get(name)
         if tool is None:
             return _error("ToolNotFound", f"tool not found: {name}")
-        answer = await self._answer(request, tool, asked)
-        if isinstance(answer, Refusal):
-            return _error(CLASSES.get(answer.kind, answer.kind.code), answer.text)
-        reply = _reply.decode(answer)
-        if (reply.status or ("OK" if reply.ok else "")) != "OK":
+        reply = understood(tool, await self._answer(request, tool, asked))
+        if isinstance(reply, Refusal):
+            return _error(CLASSES.get(reply.kind, reply.kind.code), reply.text)
+        if reply.failed():
             return _error("ToolError", reply.error or f"{name} failed")
         result = reply.output_json.encode()
         if not is_json(result, limits.depth):

@@ -6,7 +6,9 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from broker.faces.http.request import Request, Response
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 HEAD_BYTES = 64 * 1024
 EXECUTE = "/v1/tools/execute"
 EXECUTE_URL = EXECUTE.encode()
+OF_UPGRADES = {b"upgrade", b"connection", b"http2-settings"}
 READING_HEAD, READING_BODY, AT_WORK, IDLE = "head", "body", "work", "idle"
 
 
@@ -84,12 +87,30 @@ class Quick:
         link.on_response_complete()
 
 
+class Flow(FlowControl):
+    """Nothing more is read while requests that are here already wait for their turn: they are held in memory."""
+
+    def __init__(self, link: Guarded) -> None:
+        super().__init__(link.transport)
+        self._link = link
+
+    def resume_reading(self) -> None:
+        if not self._link.pipeline and not self._link.last_words:
+            super().resume_reading()
+
+
 class Guarded(HttpToolsProtocol):
     rules: Rules  # of the class that a face makes of this
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.last_words: tuple[int, str, str] | None = None  # when those who came before have their answers
+        self.flow = Flow(self)
         self.call: HttpCall | None = None
+        self._open = 0  # requests whose heads are here, and their answers not yet
+        self._ended = False  # the caller says no more
+        self._upgrades = False  # the request asks for another protocol
+        self._mixed = False  # what is being read has the end of a head, or of a body, in it
         self.stage = READING_HEAD
         self.since = self.loop.time()
         self._head = 0  # bytes of a head that has not ended
@@ -104,19 +125,42 @@ class Guarded(HttpToolsProtocol):
             self.rules.caller.hang_up(call)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A caller that has said all that it wanted may still be waiting for the answer."""
-        if self.cycle is None or self.cycle.response_complete or self.stage != AT_WORK:
+        """A caller that has said all that it wanted may still be waiting for answers."""
+        if self._unfinished() and not self._is_owing():
             return None
-        self.cycle.keep_alive = False
-        return True
+        if self._unfinished():
+            self._drop_unfinished()
+        elif self.cycle is not None:
+            self.cycle.keep_alive = False
+        self._ended = True
+        return self._open > 0
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._mixed = self.stage == READING_BODY
+        while data:
+            size, rest = len(data), b""
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = self._without_upgrade() + data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            data = rest
         if self.stage != READING_HEAD:
             return
-        self._head += len(data)
+        self._head = 1 if self._mixed else self._head + size
         if self._head > HEAD_BYTES:
             self._turn_away(431, "head_too_large", f"the request's head is over {HEAD_BYTES} bytes")
+
+    def _without_upgrade(self) -> bytes:
+        """No other protocol is spoken here, and then the request counts as if it had not asked for one. (The parser
+        takes what follows its head for the other protocol's.)"""
+        self._upgrades = False
+        close = b"" if self.parser.should_keep_alive() else b"connection: close\r\n"
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] not in OF_UPGRADES]
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b%b\r\n" % (method, self.url, version, b"".join(lines), close)
 
     def on_message_begin(self) -> None:
         """What uvicorn prepares for an ASGI task is prepared when one is needed."""
@@ -128,10 +172,17 @@ class Guarded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head = 0
-        self.stage = READING_BODY
+        self._mixed = True
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("no tunnels")
+            self._upgrades = True
+            return
         if self._is_quick():
             request = Request("POST", EXECUTE, self.headers, self)
             self.cycle = Quick(self, request, self.parser.should_keep_alive())  # type: ignore[assignment]
+            self._open += 1
+            self.stage = READING_BODY
             return
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -139,13 +190,15 @@ class Guarded(HttpToolsProtocol):
         self.scope["headers"] = headers
         self.scope["broker"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self._open += 1
+        self.stage = READING_BODY
 
     def _is_quick(self) -> bool:
         """Most requests are: a call, alone on its connection, whose length is known. A task of its own for each would
         cost as much as all that is done for it."""
         if self.url != EXECUTE_URL or self.parser.get_method() != b"POST" or self.expect_100_continue:
             return False
-        if (self.cycle is not None and not self.cycle.response_complete) or self.flow.write_paused:
+        if self._open or self.flow.write_paused:
             return False
         length = next((value for name, value in self.headers if name == b"content-length"), b"")
         return length.isdigit() and int(length) <= self.rules.body_bytes and self.parser.get_http_version() == "1.1"
@@ -158,7 +211,9 @@ class Guarded(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self.stage = AT_WORK
+        if self._upgrades:
+            return
+        self.stage = AT_WORK if self._open else IDLE
         cycle: Any = self.cycle
         if isinstance(cycle, Quick):
             self.rules.app.begin(cycle.request, bytes(cycle.body), cycle.respond)
@@ -168,19 +223,42 @@ class Guarded(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """As uvicorn does it, but it is the janitor who looks for idle connections: a timer a response costs more."""
         self.server_state.total_requests += 1
+        self._open -= 1
         if self.transport.is_closing():
             return
-        if self.stage == AT_WORK:
+        self.since = self.loop.time()  # whoever had to wait for us has its whole time from now on
+        if self.stage == AT_WORK and not self._open:
             self.stage = IDLE
-            self.since = self.loop.time()
-        self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            task = self.loop.create_task(cycle.run_asgi(app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        elif self.last_words is not None and not self._open:
+            self._turn_away(*self.last_words)
+        elif self._ended and not self._open:
+            self.transport.close()
+        self.flow.resume_reading()
+
+    def _unfinished(self) -> bool:
+        """A request is being read, and not answered before its end."""
+        return self.stage == READING_BODY and not self.cycle.response_complete
+
+    def _is_owing(self) -> bool:
+        """Requests that came before the one that is being read have no answers yet."""
+        return self._open > self._unfinished()
+
+    def _drop_unfinished(self) -> None:
+        """It waits behind others, and its end will never come."""
+        self.pipeline.popleft()
+        self._open -= 1
+        self.stage = AT_WORK
 
     def look(self, now: float) -> None:
         """From time to time: is it too slow?"""
         rules = self.rules
+        if self._is_owing():
+            return
         if self.stage == READING_HEAD and now - self.since > rules.header_seconds:
             if not self._head:  # it has said nothing at all
                 self.transport.close()
@@ -201,7 +279,14 @@ class Guarded(HttpToolsProtocol):
         """An answer from outside the app, and the end of the connection."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._is_owing():
+            if self._unfinished():
+                self._drop_unfinished()
+            self.stage = AT_WORK
+            self.last_words = (status, code, text)
+            self.flow.pause_reading()
+            return
+        if self.stage != READING_BODY or not self.cycle.response_started:  # nobody gets two answers
             body = msgspec.json.encode({"error": {"code": code, "message": text}})
             head = [
                 STATUS_LINE[status],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import unicodedata
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -75,6 +77,7 @@ class Whole(Struct):
 
 
 Number = int | float  # 32.0 is whole
+LARGEST = 1 << 53  # of a limit: more is as good as none
 
 
 class AskedLimits(Struct):
@@ -94,7 +97,7 @@ class AskedLimits(Struct):
                 raise ValueError(f"{name} is not a whole number")
 
     def bounds(self) -> Limits:
-        return Limits(*(int(getattr(self, name)) for name in self.__struct_fields__))
+        return Limits(*(max(-LARGEST, min(int(getattr(self, name)), LARGEST)) for name in self.__struct_fields__))
 
 
 class Limits(NamedTuple):
@@ -214,24 +217,30 @@ def _cut_characters(text: str, most: int) -> str:
     """Characters as readers see them: an accent, or a joined emoji, is none of its own."""
     if len(text) <= most:
         return text
-    begins = range(len(text)) if text.isascii() else [at for at in range(len(text)) if not _continues(text, at)]
+    most = max(0, most)
+    begins = range(len(text)) if text.isascii() else list(itertools.islice(_beginnings(text), most + 1))
     if len(begins) <= most:
         return text
     return text[: begins[max(0, most - 3)]] + "..."
 
 
-def _continues(text: str, at: int) -> bool:
+def _beginnings(text: str) -> Iterator[int]:
+    """Where each character begins. One pass: whoever writes a summary must not choose how long this takes."""
+    before, flags = "", 0  # halves of flags in a row
+    for at, one in enumerate(text):
+        half = "\U0001f1e6" <= one <= "\U0001f1ff"
+        if not (at and (_continues(before, one) or (half and flags % 2))):
+            yield at
+        before, flags = one, flags + 1 if half else 0
+
+
+def _continues(before: str, one: str) -> bool:
     """This code point belongs to the character before it."""
-    if at == 0:
-        return False
-    code, before = ord(text[at]), ord(text[at - 1])
-    if text[at - 1 : at + 1] == "\r\n" or before == 0x200D:
-        return True
-    if 0x1F1E6 <= code <= 0x1F1FF:  # flags are pairs
-        run = at
-        while run > 0 and 0x1F1E6 <= ord(text[run - 1]) <= 0x1F1FF:
-            run -= 1
-        return (at - run) % 2 == 1
+    if one.isascii():
+        return (before == "\r" and one == "\n") or before == "\u200d"
     return (
-        code in (0x200D, 0x20E3) or 0x1F3FB <= code <= 0x1F3FF or unicodedata.category(text[at]) in ("Mn", "Me", "Mc")
+        before == "\u200d"
+        or one in "\u200d\u20e3"
+        or "\U0001f3fb" <= one <= "\U0001f3ff"
+        or unicodedata.category(one) in ("Mn", "Me", "Mc")
     )
