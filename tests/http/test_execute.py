@@ -115,6 +115,50 @@ def test_requests_may_arrive_byte_by_byte_and_pipelined(web):
     assert places == sorted(places)
 
 
+def test_heads_that_are_sent_again_are_read_as_before(web):
+    """And nothing else is taken for them."""
+
+    def request(given: bytes, extra: bytes = b"") -> bytes:
+        body = b'{"tool":"AID.DEMO.ECHO.v1","input":' + given + b"}"
+        head = b"POST /v1/tools/execute HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n%b\r\n"
+        return head % (len(body), extra) + body
+
+    with web.socket() as wire:
+        replies = wire.makefile("rb")
+
+        def answer() -> tuple[bytes, bytes]:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += replies.readline()
+            length = int(next(line for line in head.split(b"\r\n") if line.startswith(b"content-length")).split()[1])
+            return head, replies.read(length)
+
+        for n in range(10, 20):
+            wire.sendall(request(b"%d" % n))
+            assert b'"output":%d,' % n in answer()[1]
+        wire.sendall(request(b"20", b"x-request-id: mine\r\n"))
+        assert b"x-request-id: mine" in answer()[0]
+        wire.sendall(request(b"21"))
+        assert b"x-request-id: mine" not in answer()[0]
+        whole = request(b"22")
+        wire.sendall(whole[:-1])  # one byte is missing
+        time.sleep(0.05)
+        wire.sendall(whole[-1:] + request(b"23")[:60])
+        assert b'"output":22,' in answer()[1]
+        wire.sendall(request(b"23")[60:])
+        assert b'"output":23,' in answer()[1]
+        wire.sendall(request(b"24") + request(b"25"))
+        assert [answer()[1].partition(b'"output":')[2][:2] for _ in range(2)] == [b"24", b"25"]
+        wire.sendall(request(b"26", b"idempotency-key: a\r\n"))
+        answer()
+        wire.sendall(request(b"27", b"idempotency-key: a\r\n"))
+        assert b'"output":26,' in answer()[1]
+        wire.sendall(request(b"28", b"authorization: Bearer x\r\n"))
+        assert answer()[0].startswith(b"HTTP/1.1 403")
+        wire.sendall(request(b"29"))
+        assert b'"output":29,' in answer()[1]
+
+
 def test_a_half_closed_caller_still_gets_its_answer(web):
     body = b'{"tool":"AID.DEMO.SLEEP.v1","input":{"ms":200}}'
     with web.socket() as wire:
