@@ -19,8 +19,10 @@ TOOLS = f'[[toolhost]]\nname = "demo"\nplugins = ["{where.demo_plugin()}"]\n'
 RIGHTS = (
     f'[[principal]]\nname = "uid:{os.getuid()}"\ntools = ["AID.DEMO.*", "AID.FILE.*", "AID.FIXED.*"]\ntiers = [0, 1]\n'
 )
+CALLERS = '[[principal]]\nname = "http:*"\ntools = ["AID.DEMO.*", "echo_json"]\ntiers = [0, 1]\n'
 LEASES = "[lease]\nenforce = true\n"
 ON = LEASES + RIGHTS + TOOLS
+WEB = CALLERS + ON  # for callers over HTTP, too
 OFF = "[lease]\nenforce = false\n[breaker]\nin_a_row = 1000000000\nleast_calls = 1000000000\n" + TOOLS
 SHAPES = {"depth 64, 1 connection": (300_000, 64, 1), "depth 64, 8 connections": (300_000, 64, 8)}
 

@@ -26,8 +26,8 @@ narrowed, breakers counting, byte caps, fences between callers."""
 READING = """\
 The controls are C programs in [benchmarks/controls/](../benchmarks/controls/): `roundtrip.c` (a line into a toolhost's
 pipe, a line back), `relay.c` (Unix socket → pipe → toolhost and back, bytes untouched, no policy), `fixed.c` (a
-toolhost that answers without reading), `lines.c` (a line server with yyjson and nothing else) and `pipeline.c` (the
-load)."""
+toolhost that answers without reading), `lines.c` (a line server with yyjson and nothing else), `pipeline.c` and
+`http.c` (the load); and, in Python, `echo.py` (an ASGI app that answers with what it is sent)."""
 VERDICTS = """\
 *Within noise*: rounds of this run lie on both sides of the goal, so another run may say otherwise; a row without that
 remark may still be luck if its distance from the goal is less than what two brokers alike differ by. *Control

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.config import Card
+from broker.config import Card, Config
 from broker.errors import ConfigError
 from broker.model import ToolInfo
 from broker.policy.schema import Schema
@@ -36,12 +36,17 @@ def beside(plugin: Path) -> dict[str, Card]:
         raise ConfigError(f"{file}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
+def cards(settings: Config) -> dict[str, Card]:
+    """What broker.toml says of tools."""
+    return {card.name: card for card in settings.tool}
+
+
 def described(tools: Iterable[ToolInfo], *layers: Mapping[str, Card]) -> list[ToolInfo]:
     """The tools with what the layers say of them, the last one on top."""
     found = []
     for tool in tools:
-        for cards in layers:
-            card = cards.get(tool.aid)
+        for layer in layers:
+            card = layer.get(tool.aid)
             if card is not None:
                 said = {field: value for field in card.__struct_fields__ if (value := getattr(card, field)) is not None}
                 said.pop("name", None)

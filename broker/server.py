@@ -22,7 +22,7 @@ from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.listener import MachinaFace
 from broker.jobs import Jobs
-from broker.manifest import advice, described
+from broker.manifest import advice, cards, described
 from broker.model import Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
@@ -134,7 +134,7 @@ class Broker:
         self.jobs = Jobs(folder, settings.job_seconds, settings.job_bytes, self.log)
         self.jobs.open()
         builtin = Builtin(self.core, self.jobs, self.settings.limits.reply_bytes)
-        for info in described(builtin.tools, {card.name: card for card in self.settings.tool}):
+        for info in described(builtin.tools, cards(self.settings)):
             self.registry.add(info, builtin)
 
     def _mind_names(self) -> None:
@@ -167,11 +167,10 @@ class Broker:
         for command in self.commands:
             for tool in self.registry.of(command):
                 self.registry.remove(tool)
-        cards = {card.name: card for card in settings.tool}
         old, self.commands = self.commands, []
         for one in settings.oneshot:
             command = Commands(one, settings.limits, self.core, self.log)
-            self.registry.add(described([describe(one)], cards)[0], command)
+            self.registry.add(described([describe(one)], cards(settings))[0], command)
             self.commands.append(command)
         self._settle_pauses()  # before those that waited for the old ones go to the new ones
         for command in old:

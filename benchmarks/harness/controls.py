@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 SOURCES = Path(__file__).resolve().parents[1] / "controls"
-NAMES = ("fixed", "lines", "pipeline", "relay", "roundtrip")
+NAMES = ("fixed", "http", "lines", "pipeline", "relay", "roundtrip")
 OPTIONS = ("-O2", "-Wall", "-Wextra")
 READ_ONLY = (
     "-DYYJSON_DISABLE_WRITER=1",
@@ -18,6 +18,7 @@ READ_ONLY = (
     "-DYYJSON_DISABLE_UTILS=1",
 )  # compiles faster
 ECHO = "AID.DEMO.ECHO.v1"
+MESSAGE = "hello"
 
 
 class Failed(Exception):
@@ -25,7 +26,7 @@ class Failed(Exception):
 
 
 class Load(Struct):
-    """What pipeline.c says of a run."""
+    """What pipeline.c and http.c say of a run."""
 
     calls: int
     per_second: float
@@ -99,10 +100,22 @@ class Controls:
     ) -> Load:
         """Calls over a socket (or, with "-", a command's pipes); every reply is checked, and none may be wrong."""
         shape = map(str, (calls, depth, connections, how, payload))
-        load = msgspec.json.decode(_said([self["pipeline"], target, aid, *shape, *command]), type=Load)
-        if load.wrong or load.failed or not load.calls:
-            raise Failed(f"{load.failed} calls failed and {load.wrong} replies were wrong, of {load.calls}")
-        return load
+        return _load([self["pipeline"], target, aid, *shape, *command])
+
+    def http(self, port: int, calls: int | str, connections: int, tool: str = ECHO) -> Load:
+        """POSTs as AutoSage's clients make them; whoever answers has to bring the message back."""
+        echoed = f'"message":"{MESSAGE}"'
+        shape = map(str, (calls, connections))
+        return _load(
+            [self["http"], str(port), "/v1/tools/execute", *shape, f'{{"tool":"{tool}","input":{{{echoed}}}}}', echoed]
+        )
+
+
+def _load(command: list[str]) -> Load:
+    load = msgspec.json.decode(_said(command), type=Load)
+    if load.wrong or load.failed or not load.calls:
+        raise Failed(f"{load.failed} calls failed and {load.wrong} replies were wrong, of {load.calls}")
+    return load
 
 
 def _said(command: list[str]) -> str:

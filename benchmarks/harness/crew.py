@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness.controls import Controls, Failed
+from benchmarks.harness.controls import SOURCES, Controls, Failed
 
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
@@ -33,6 +33,8 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 class Member:
     """One of them: what it says on stdout is for us, its last words are in a file."""
+
+    ready = b""  # its first line
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -109,14 +111,28 @@ class Crew:
             )
         self._running.append(process)
         member = Member(process, log)
-        member.hear(START_SECONDS)
+        member.ready = member.hear(START_SECONDS)
         return member
 
     def broker(self, config: str, name: str = "broker") -> tuple[str, int]:
         """Its socket and its pid."""
+        path, member = self._serve(config, name)
+        return path, member.process.pid
+
+    def web(self, config: str, name: str = "web") -> tuple[str, int]:
+        """A broker with HTTP: its socket and its port."""
+        path, member = self._serve(config, name, "--http", "127.0.0.1:0")
+        place = next(word for word in member.ready.split() if word.startswith(b"http://"))
+        return path, int(place.rpartition(b":")[2])
+
+    def _serve(self, config: str, name: str, *more: str) -> tuple[str, Member]:
         path = str(self.folder / f"{name}.sock")
-        serve = ["serve", "--config", self.file(f"{name}.toml", config), "--socket", path, "--log", "error"]
-        return path, self.start([sys.executable, "-m", "broker", *serve]).process.pid
+        serve = ["serve", "--config", self.file(f"{name}.toml", config), "--socket", path, "--log", "error", *more]
+        return path, self.start([sys.executable, "-m", "broker", *serve])
+
+    def uvicorn(self) -> int:
+        """A bare echo app: its port."""
+        return int(self.start([sys.executable, str(SOURCES / "echo.py")]).ready)
 
     def relay(self, *child: str, name: str = "relay") -> str:
         """Its socket."""

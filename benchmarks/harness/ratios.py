@@ -18,12 +18,13 @@ from benchmarks.harness.called import Called
 from benchmarks.harness.controls import ECHO, Failed, Load
 from benchmarks.harness.results import Goal, Row, Side, Unit
 from benchmarks.harness.rounds import Measure, Spread, interleaved, ratios
-from benchmarks.policy import LEASES, ON, RIGHTS
+from benchmarks.policy import LEASES, ON, RIGHTS, WEB
 from broker import where
 
 LINE = json.dumps({"aid": ECHO, "input_json": '{"n":1,"text":"hello"}', "ds_state": {"slots": {}}})
 IDLE = 1000
 SETTLE_SECONDS = 0.2
+HTTP_CONNECTIONS = 32
 DIRECT_DEPTH = 2048  # so many that neither side waits for the other
 LONG, PARTS = 10_000_000, 10
 HEAVY = ("asyncio", "uvloop", "http", "urllib.request", "ssl", "nats", "uvicorn", "starlette", "broker.server")
@@ -291,6 +292,42 @@ def _long_line(size: int) -> bytes:
     return (frame % ("." * (size - len(frame) + 2)) + "\n").encode()
 
 
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+def http_by_uvicorn(tool: str) -> Callable[[Bench], Found]:
+    def measure(bench: Bench) -> Found:
+        timed = f"{bench.pace.seconds}s"
+        with bench.crew() as crew:
+            (_, port), control = crew.web(WEB), crew.uvicorn()
+            load = bench.controls.http
+            return _pair(
+                bench,
+                "calls/s",
+                ("broker", lambda: load(port, timed, HTTP_CONNECTIONS, tool).per_second),
+                ("bare uvicorn", lambda: load(control, timed, HTTP_CONNECTIONS, tool).per_second),
+                f"`POST /v1/tools/execute` of {tool}, {HTTP_CONNECTIONS} connections kept alive, one call under way on "
+                "each; the same requests to an ASGI app that answers with their bodies (`echo.py`: uvloop, httptools, "
+                "no access log, no date), in a process of its own",
+            )
+
+    return measure
+
+
+def socket_beside_http(bench: Bench) -> Found:
+    timed = f"{bench.pace.seconds}s"
+    with bench.crew() as crew:
+        (on, _), (off, _) = crew.web(WEB), crew.broker(WEB)
+        load = bench.controls.load
+        return _pair(
+            bench,
+            "calls/s",
+            ("HTTP on", lambda: load(on, timed, 64).per_second),
+            ("off", lambda: load(off, timed, 64).per_second),
+            "1 connection; nobody calls over HTTP meanwhile",
+        )
+
+
 # --- what does not depend on calls a second ---------------------------------------------------------------------------
 
 
@@ -356,6 +393,9 @@ RATIOS: Sequence[Ratio] = (
     Ratio("`id` and `idempotency_key` on every call ÷ plain, calls/s", _at_least(0.4), keyed_by_plain),
     Ratio("p99 ÷ p50 at depth 64", _at_most(3), tail),
     Ratio("one line of 10 MB ÷ ten of 1 MB, time", _at_most(1.3), long_by_parts),
+    Ratio("HTTP ÷ a bare uvicorn echo app, calls/s, a toolhost's tool", _at_least(0.7), http_by_uvicorn(ECHO)),
+    Ratio("HTTP ÷ a bare uvicorn echo app, calls/s, `echo_json`", _at_least(0.7), http_by_uvicorn("echo_json")),
+    Ratio("the socket with HTTP on ÷ off, calls/s at depth 64", _at_least(0.9), socket_beside_http),
     Ratio("`import broker`", Goal("<", 60), imported),
     Ratio("RSS after 1 M calls ÷ after 10 k", _at_most(1.1), memory),
 )

@@ -10,7 +10,8 @@ from broker.bench.model import Plan
 ECHO = "AID.DEMO.ECHO.v1"
 DEPTHS = (1, 8, 64, 256)
 SIZES = (64, 1024, 16 * 1024, 256 * 1024)
-CLIENT = "client"  # the face behind which is nothing: what the load generator itself costs
+CLIENT, HTTP_CLIENT = "client", "http client"  # faces with nothing behind: what the load generator itself costs
+CLIENTS = {CLIENT: "socket", HTTP_CLIENT: "http"}  # of which faces
 
 PASSES = 3  # over all cases, so that each is measured at three different times
 WARMUP = 0.04
@@ -30,14 +31,18 @@ FACES: dict[str, list[Shape]] = {
     "embedded": EACH,
     "socket": [*EACH, Shape(8, 8), Shape(64, 8), Shape(1, 64)],
 }
+HTTP_FACES: dict[str, list[Shape]] = {
+    HTTP_CLIENT: [Shape(connections=1), Shape(connections=32)],
+    "http": [Shape(connections=many, size=size) for size in (SIZES[0], 16 * 1024) for many in (1, 8, 32)],
+}
 
 
-def portrait() -> list[Plan]:
-    return list(_plans())
+def portrait(*, http: bool) -> list[Plan]:
+    return list(_plans(FACES | HTTP_FACES if http else FACES))
 
 
-def _plans() -> Iterator[Plan]:
-    for face, shapes in FACES.items():
+def _plans(faces: dict[str, list[Shape]]) -> Iterator[Plan]:
+    for face, shapes in faces.items():
         for shape in shapes:
             yield Plan(
                 face=face,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from broker.bench.cases import CLIENT
+from broker.bench.cases import CLIENTS
 from broker.bench.report import Case, Part, Report
 from broker.bench.text import GREEN, RED, Paint, duration, number, table
 
@@ -63,7 +63,7 @@ def compare(a: Report, b: Report, paint: Paint) -> str:
             rows.append(_row(name, found))
             verdicts = {change.verdict for change in found}
             styles.append(RED if "worse" in verdicts else GREEN if "better" in verdicts else "")
-            machine_changed |= mine[name].face == CLIENT and verdicts != {""}
+            machine_changed |= mine[name].face in CLIENTS and verdicts != {""}
     lines = [table(HEAD, rows, paint, styles)] if rows else ["the two reports have no case in common"]
     lines.append("")
     for label, ours, others in (("A", mine, theirs), ("B", theirs, mine)):

@@ -1,4 +1,4 @@
-"""Calls over a Unix socket: so many at once (closed loop), or when they are due (open loop).
+"""Calls over sockets: so many at once (closed loop), or when they are due (open loop).
 
 One thread, one epoll. Calls that are begun together share a time stamp and a write, so that the client costs little of
 what it measures. Replies to lines without `id` keep their order, so they are matched by counting.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from broker.bench.model import FOREVER, LATE_NS, TICK_NS, Lost, Plan, Round, Tally, Tick, clock, failure
+from broker.bench.model import FOREVER, LATE_NS, TICK_NS, Lost, Plan, Round, Tally, Tick, clock
 from broker.bench.timer import undisturbed
 from broker.bench.wire import Connection, connect, head_of
 from broker.client.request import request_line
@@ -31,20 +31,31 @@ class Unix:
 
     def measure(self, plan: Plan, tally: Tally, tick: Tick) -> None:
         line = request_line(plan.tool, plan.input)
-        with contextlib.ExitStack() as stack:
-            epoll = stack.enter_context(select.epoll())  # first: select takes descriptors below 1024 only
-            connections = []
-            for index in range(plan.connections):
-                connections.append(Connection(connect(self._path), line, index))
-                stack.callback(connections[-1].close)
-            stack.enter_context(undisturbed())
-            (_Open if plan.rate else _Closed)(plan, tally, tick, connections, epoll).run()
+        run(
+            plan,
+            tally,
+            tick,
+            lambda index: Connection(connect(self._path), line, index),
+            _Open if plan.rate else Closed,
+        )
 
     def close(self) -> None:
         """A connection lives as long as its case."""
 
 
-class _Load:
+def run(plan: Plan, tally: Tally, tick: Tick, join: Callable[[int], Connection], loop: type[Load]) -> None:
+    """One case; `join` makes its connections."""
+    with contextlib.ExitStack() as stack:
+        epoll = stack.enter_context(select.epoll())  # first: select takes descriptors below 1024 only
+        connections: list[Connection] = []
+        for index in range(plan.connections):
+            connections.append(join(index))
+            stack.callback(connections[-1].close)
+        stack.enter_context(undisturbed())
+        loop(plan, tally, tick, connections, epoll).run()
+
+
+class Load:
     """What both loops share: waiting, reading, rounds, and the end."""
 
     def __init__(
@@ -139,14 +150,14 @@ class _Load:
         count, lines = connection.replies(data, self._head) if data else (0, None)
         if count:
             self.round.answered += count
-            self.answered(connection, count, None if lines is None else self._failed(lines), now)
+            self.answered(connection, count, None if lines is None else self._failed(connection, lines), now)
 
-    def _failed(self, lines: list[bytes]) -> Reasons | None:
+    def _failed(self, connection: Connection, lines: list[bytes]) -> Reasons | None:
         """Looks at those that do not begin as successes do; the first success shows how that is."""
         found: Reasons = {}
         for number, line in enumerate(lines):
             if not (self._head and line.startswith(self._head)):
-                reason = failure(line)
+                reason = connection.reason(line)
                 if reason is not None:
                     found[number] = reason
                 elif not self._head:
@@ -174,7 +185,7 @@ class _Load:
             self.round = Round(0.0, 0, self.round.latency)
 
 
-class _Closed(_Load):
+class Closed(Load):
     """A reply makes room for the next call."""
 
     def start(self, now: int) -> int:  # noqa: ARG002
@@ -205,8 +216,11 @@ class _Closed(_Load):
                         else:
                             self.round.latency.record(now - since)
             at += calls
+        self.make_room(connection, count)
+
+    def make_room(self, connection: Connection, calls: int) -> None:
         if not self.stopped:
-            self._begin(connection, count)
+            self._begin(connection, calls)
 
     def waiting_since(self) -> Iterator[int]:
         for one in self.connections:
@@ -214,7 +228,7 @@ class _Closed(_Load):
                 yield from (since for _ in range(calls))
 
 
-class _Open(_Load):
+class _Open(Load):
     """Call n is due n / rate seconds after the start, on connection n modulo their number."""
 
     _started = 0

@@ -76,12 +76,22 @@ def groups(cases: Sequence[Case]) -> Iterator[tuple[str, list[tuple[str, Case]]]
         deep = [(_pace(one), one) for one in single if one.input_bytes == least]
         sizes = [(text.size(one.input_bytes), one) for one in single if one.depth == 1]
         many = [(f"{one.connections} connections, {_pace(one)}", one) for one in mine if one.connections > 1]
+        if deep and _one_each(mine):
+            deep, many = (
+                [(f"{one.depth * one.connections} under way", one) for one in mine if one.input_bytes == least],
+                [],
+            )
         if deep:
             yield f"{face}: by depth" if len(deep) > 1 else face, deep
         if len(sizes) > 1:
             yield f"{face}: by size of the input", sizes
         if many:
             yield f"{face}: several connections", many
+
+
+def _one_each(cases: Sequence[Case]) -> bool:
+    """Calls under way have a connection each, so that depth is told by these."""
+    return len({one.connections for one in cases}) > 1 and {(one.loop, one.depth) for one in cases} == {("closed", 1)}
 
 
 def _pace(one: Case) -> str:
@@ -124,6 +134,10 @@ def _throughput(cases: Sequence[Case]) -> str:
         mine = [one for one in cases if one.face == face and one.loop == "closed" and one.rate > 0]
         least = min((one.input_bytes for one in mine), default=0)
         chosen = sorted((one for one in mine if one.input_bytes == least), key=lambda one: one.depth)
+        if _one_each(chosen):
+            points = [(float(one.connections), one.rate) for one in sorted(chosen, key=lambda one: one.connections)]
+            series.append(Series(f"{face}, a connection for each call", points, dots=True))
+            continue
         for many in sorted({one.connections for one in chosen}):
             points = [(float(one.depth * many), one.rate) for one in chosen if one.connections == many]
             if len(points) > 1:
@@ -173,5 +187,5 @@ def _remarks(whole: Report) -> list[str]:
 def _client(whole: Report) -> Iterator[str]:
     lines = list(text.client(whole))
     if lines:
-        yield "<p>The same load generator against a peer that answers every line at once with the same words.</p>"
+        yield "<p>The same load generator against a peer that answers everything at once with the same words.</p>"
         yield f"<ul>{''.join(f'<li>{escape(words)}</li>' for words in lines)}</ul>"

@@ -64,12 +64,13 @@ class Private:
     def environ() -> dict[str, str]:
         return {name: text for name, text in os.environ.items() if not name.startswith(("BROKER_", "MACHINA_"))}
 
-    def broker(self) -> str:
-        """A broker with the demo tools; its socket."""
+    def broker(self, *, http: bool = False) -> tuple[str, str]:
+        """A broker with the demo tools; its socket, and its URL if it is to have one."""
         path = os.path.join(self._folder.name, "broker.sock")
         serve = ["serve", "--socket", path, "--plugin", where.demo_plugin(), "--log", "error"]
-        self._start("broker.cli", *serve, "--config", self.config)
-        return path
+        more = ["--http", "127.0.0.1:0"] if http else []
+        ready = self._start("broker.cli", *serve, "--config", self.config, *more)
+        return path, next((word for word in ready.split() if word.startswith("http://")), "")
 
     def mirror(self, size: int) -> str:
         """A peer whose replies have so many bytes; its socket."""
@@ -77,8 +78,13 @@ class Private:
         self._start("broker.bench.mirror", path, str(size))
         return path
 
-    def _start(self, module: str, *arguments: str) -> None:
-        log = Path(self._folder.name, f"{module}.log")
+    def http_mirror(self, size: int, lines: int) -> int:
+        """The same over HTTP, where requests have so many lines; its port."""
+        return int(self._start("broker.bench.mirror", "-", str(size), str(lines)).split()[-1])
+
+    def _start(self, module: str, *arguments: str) -> str:
+        """What it says when it is ready."""
+        log = Path(self._folder.name, f"{len(self._running)}.log")
         with open(log, "wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-c", LAUNCH, str(os.getpid()), module, os.path.abspath(sys.argv[0]), *arguments],
@@ -86,12 +92,12 @@ class Private:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 cwd=self._folder.name,
-                env=self.environ(),
+                env={**self.environ(), "BROKER_HTTP_JOBS": os.path.join(self._folder.name, "jobs")},
                 start_new_session=True,  # Ctrl-C is ours; it gets SIGTERM from us
             )
         self._running.append(process)
         assert process.stdout is not None
-        if select.select([process.stdout], [], [], START_SECONDS)[0] and process.stdout.readline():
-            return
+        if select.select([process.stdout], [], [], START_SECONDS)[0] and (ready := process.stdout.readline()):
+            return ready.decode()
         said = log.read_text(errors="replace").strip().splitlines()
         raise ConfigError(f"a private {module} could not be started: {said[-1] if said else 'it says nothing'}")

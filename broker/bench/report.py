@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from broker.bench.cases import CLIENT
+from broker.bench.cases import CLIENTS
 from broker.bench.histogram import Histogram, Wire
 from broker.bench.machine import Machine
 from broker.bench.model import Failures, Plan, Tally
@@ -134,8 +134,8 @@ def report(
         subject=subject,
         machine=machine,
         partial=partial,
-        client=[one for one in measured if one.face == CLIENT],
-        cases=[one for one in measured if one.face != CLIENT],
+        client=[one for one in measured if one.face in CLIENTS],
+        cases=[one for one in measured if one.face not in CLIENTS],
     )
 
 

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from broker import Embedded, where
 from broker.bench import cases
+from broker.bench import http as web
 from broker.bench.embedded import InProcess
 from broker.bench.load import Unix
 from broker.bench.model import Face, Plan
 from broker.bench.private import Private
 from broker.cli.common import Unreachable, ask
 from broker.client.request import request_line
+from broker.config import operator_socket
 
 REPLY_ROOM = 120  # what a reply has beside the output
 
@@ -34,14 +37,16 @@ def _subject(words: str, plans: list[Plan], *faces: Face, passes: int = 1) -> Su
 def portrait(path: str, private: Private, *, named: bool, say: Callable[[str], None]) -> Subject:
     """Whoever serves this socket, if it has the demo tools; else a private broker, unless the user has named one."""
     words = "the broker that is running"
+    lacking = _http_lacks()
     try:
         if cases.ECHO not in _tools(path):
             raise Unreachable(f"the broker at {path} does not have {cases.ECHO}; name a tool that it has with --tool")
+        url = _url(path)
     except Unreachable as error:
         if named:
             raise
         say(f"{error}\nso a private one with the demo tools is measured")
-        path = private.broker()
+        path, url = private.broker(http=not lacking)
         words = "a private broker with the demo tools"
 
     def make() -> Embedded:
@@ -49,8 +54,13 @@ def portrait(path: str, private: Private, *, named: bool, say: Callable[[str], N
 
     mirror = private.mirror(cases.SIZES[0] + REPLY_ROOM)
     words = f"{words}; embedded: the demo tools"
-    faces = Unix(mirror, cases.CLIENT), InProcess(make), Unix(path)
-    return _subject(words, cases.portrait(), *faces, passes=cases.PASSES)
+    faces: list[Face] = [Unix(mirror, cases.CLIENT), InProcess(make), Unix(path)]
+    trouble = _no_http(url) if url or not lacking else lacking
+    if trouble:
+        say(f"HTTP is not measured: {trouble}")
+    else:
+        faces += _over_http(web.address(url), cases.ECHO, cases.echo_input(cases.SIZES[0]), private)
+    return _subject(words, cases.portrait(http=not trouble), *faces, passes=cases.PASSES)
 
 
 def tool_behind_socket(plans: list[Plan], path: str, private: Private) -> Subject:
@@ -58,12 +68,74 @@ def tool_behind_socket(plans: list[Plan], path: str, private: Private) -> Subjec
     tool = plans[0].tool
     _known(tool, _tools(path), f"the broker at {path} does not have")
     reply = ask(path, request_line(tool, plans[0].input).rstrip(b"\n"))
-    alone = [
-        msgspec.structs.replace(one, face=cases.CLIENT, warmup=0.05, seconds=min(0.5, one.seconds), rate=0.0)
-        for one in plans
-    ]
     mirror = Unix(private.mirror(len(reply)), cases.CLIENT)
-    return _subject(f"{tool} of the broker that is running", [*alone, *plans], mirror, Unix(path))
+    plans = [*_alone(plans, cases.CLIENT), *plans]
+    return _subject(f"{tool} of the broker that is running", plans, mirror, Unix(path))
+
+
+def tool_over_http(plans: list[Plan], url: str, private: Private) -> Subject:
+    """A tool of the broker that is reached there."""
+    tool, place = plans[0].tool, web.address(url)
+    try:
+        status, body = web.ask(place, "GET", "/v1/tools")
+        names = [one.name for one in msgspec.json.decode(body, type=_Listed).tools]
+    except msgspec.DecodeError:
+        raise Unreachable(f"what answers at {url} is no broker: /v1/tools has status {status} there") from None
+    _known(tool, names, f"the broker at {url} does not have")
+    plans = [*_alone(plans, cases.HTTP_CLIENT), *plans]
+    return _subject(f"{tool} of the broker at {url}", plans, *_over_http(place, tool, plans[0].input, private))
+
+
+def _alone(plans: list[Plan], face: str) -> list[Plan]:
+    return [
+        msgspec.structs.replace(one, face=face, warmup=0.05, seconds=min(0.5, one.seconds), rate=0.0) for one in plans
+    ]
+
+
+class _Named(Struct):
+    name: str
+
+
+class _Listed(Struct):
+    tools: list[_Named]
+
+
+def _over_http(place: web.Address, tool: str, text: str, private: Private) -> list[Face]:
+    """The client alone, too: a mirror whose answers are as long as the tool's."""
+    body = web.call(tool, text)
+    lines = web.request(place, body).count(b"\n")
+    size = len(web.ask(place, "POST", web.EXECUTE, body)[1])
+    mirror = web.Address("127.0.0.1", private.http_mirror(size, lines))
+    return [web.Http(mirror, cases.HTTP_CLIENT), web.Http(place)]
+
+
+def _url(path: str) -> str:
+    """Where the broker serves HTTP; empty if it does not, or if it is not ours to ask."""
+    try:
+        status = msgspec.json.decode(ask(operator_socket(path), b'{"aid":"_status"}', 10.0))
+    except Unreachable:
+        return ""
+    return str(status.get("http", ""))
+
+
+def _http_lacks() -> str:
+    try:
+        import broker.faces.http.face  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed (pip install 'toolhost-broker[http]')"
+    return ""
+
+
+def _no_http(url: str) -> str:
+    """Why calls over HTTP would not succeed; empty if they do."""
+    if not url:
+        return "the broker that is running does not serve it (`broker serve --http 127.0.0.1:8080` does)"
+    body = web.call(cases.ECHO, cases.echo_input(cases.SIZES[0]))
+    try:
+        status, answer = web.ask(web.address(url), "POST", web.EXECUTE, body)
+    except Unreachable as error:
+        return str(error)
+    return "" if status == 200 else web.failure(status, answer)[1]
 
 
 def tool_embedded(plans: list[Plan], config: str | None) -> Subject:

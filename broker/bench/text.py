@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from broker.bench.cases import CLIENTS
 from broker.bench.report import Case, Report
 
 HEAD = ("CASE", "CALLS/S", "SPREAD", "P50", "P90", "P99", "P99.9", "MAX", "FAILED")
 SHORT = ((1e6, " M"), (1e3, " k"), (0.0, ""))
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
 CLOSE = 0.5  # a rate above this share of what the client reaches on its own is in part the client's
+HTTP = (
+    "http: the client is Python and shares the machine with the broker; "
+    "one that costs less, or runs elsewhere, leaves the broker more of it"
+)
 
 
 class Paint:
@@ -89,11 +94,13 @@ def client(whole: Report) -> Iterator[str]:
     """What the client costs on its own, and where that is a good part of what was measured."""
     for one in whole.client:
         cost = f", {duration(one.client_cpu_ns)} of processor time a call" if one.client_cpu_ns else ""
-        yield f"the client alone, {_short(one)}: {number(one.rate)} calls/s, p50 {duration(one.latency.p50)}{cost}"
-    limits = {(one.depth, one.connections): one.rate for one in whole.client}
+        yield f"the {one.face} alone, {_short(one)}: {number(one.rate)} calls/s, p50 {duration(one.latency.p50)}{cost}"
+    if any(one.face == "http" for one in whole.cases):
+        yield HTTP
+    limits = {(CLIENTS[one.face], one.depth, one.connections): one.rate for one in whole.client}
     for one in whole.cases:
-        limit = limits.get((one.depth, one.connections))
-        if one.face != "embedded" and limit and one.loop == "closed" and one.rate > CLOSE * limit:
+        limit = limits.get((one.face, one.depth, one.connections))
+        if limit and one.loop == "closed" and one.rate > CLOSE * limit:
             yield f"{one.name}: with nobody behind it {number(limit)} calls/s; much of this is socket and client"
 
 

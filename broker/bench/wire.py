@@ -6,8 +6,9 @@ import re
 import socket
 from collections import deque
 
-from broker.bench.model import Lost
+from broker.bench.model import Lost, failure
 
+CONNECT_SECONDS = 5.0
 CHUNK = 1 << 16  # a read; below malloc's threshold for mapping, so that it is never mapped anew
 BLOCK = 1 << 18  # of prebuilt lines
 # Members without quotes in them, then the status: whatever begins with these bytes is a success, and no other need be.
@@ -88,16 +89,26 @@ class Connection:
             raise Lost("the broker said something that it was not asked, and so cannot be matched with calls")
         return count, lines
 
+    @staticmethod
+    def reason(line: bytes) -> tuple[str, str] | None:
+        """A reply's code and words, if it is not a success."""
+        return failure(line)
+
     def close(self) -> None:
         self.socket.close()
 
 
-def connect(path: str) -> socket.socket:
+def connect(place: str | tuple[str, int]) -> socket.socket:
+    """A Unix socket's path, or a host and a port."""
     connected = None
     try:
+        if not isinstance(place, str):
+            connected = socket.create_connection(place, CONNECT_SECONDS)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connected
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connected.settimeout(5.0)
-        connected.connect(path)
+        connected.settimeout(CONNECT_SECONDS)
+        connected.connect(place)
     except OSError as error:
         if connected is not None:
             connected.close()

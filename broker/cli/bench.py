@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  broker bench                                        a self-portrait, 20 seconds: faces, depths, connections, sizes
+  broker bench                                        a self-portrait, 25 seconds: faces, depths, connections, sizes
   broker bench --tool AID.DEMO.WORD_COUNT.v1 --input '{"text":"to be or not to be"}' --depth 1,8,64
                                                       your tool, so many calls at once: how fast can it be?
   broker bench --tool AID.X.v1 --input '{}' --rate 500 --duration 30
                                                       500 calls each second, come what may: how long do users wait?
   broker bench --tool AID.X.v1 --embedded             the same without a daemon, in this process
+  broker bench --tool AID.X.v1 --http http://127.0.0.1:8080
+                                                      the same over HTTP
   broker bench --json before.json                     keep the figures …
   broker bench --compare before.json after.json       … and see what a change has changed
   broker bench --html report.html                     one page with plots, to send to somebody
@@ -42,7 +44,7 @@ Exit codes: 0 measured; 1 not, or not all: the reason is on stderr; 2 wrong usag
 """
 
 DURATION, WARMUP, ROUNDS = 5.0, 0.5, 5
-TOOL_ONLY = ("input", "rate", "depth", "connections", "duration", "warmup", "embedded")
+TOOL_ONLY = ("input", "rate", "depth", "connections", "duration", "warmup", "embedded", "http")
 
 
 class Usage(Exception):
@@ -68,6 +70,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--warmup", metavar="SECONDS", type=float, help=f"before, not counted (default: {WARMUP:g})")
     parser.add_argument(
         "--embedded", action="store_true", default=None, help="in this process, one thread for each call under way"
+    )
+    parser.add_argument(
+        "--http", metavar="URL", help="POST /v1/tools/execute there, one connection for each call under way"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures for machines; - is stdout")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -110,10 +115,12 @@ def _plans(arguments: argparse.Namespace) -> list[Plan]:
         raise Usage("--rate is an open loop and --depth a closed one; give one of them")
     if arguments.embedded and (arguments.connections is not None or arguments.socket is not None):
         raise Usage("--embedded has no connections and no socket; leave out --connections and --socket, or --embedded")
+    if arguments.http is not None:
+        _check_http(arguments)
     connections = _whole(arguments.connections, 1, 1, 1000, "--connections")
     seconds = _number(arguments.duration, DURATION, 0.05, 86400, "--duration")
     plan = Plan(
-        face="embedded" if arguments.embedded else "socket",
+        face="embedded" if arguments.embedded else "http" if arguments.http is not None else "socket",
         tool=arguments.tool,
         input=_input(arguments.input),
         connections=connections,
@@ -122,9 +129,27 @@ def _plans(arguments: argparse.Namespace) -> list[Plan]:
         seconds=seconds,
         rounds=ROUNDS,
     )
-    most = 1000 if arguments.embedded else 65536
+    most = 1000 if arguments.embedded or arguments.http is not None else 65536
     depths = _depths(arguments.depth or "1", most)
+    if arguments.http is not None:
+        from broker.bench.http import open_connections
+
+        depths = [open_connections(plan.rate)] if plan.rate else depths
+        return [msgspec.structs.replace(plan, connections=depth) for depth in depths]
     return [msgspec.structs.replace(plan, depth=depth) for depth in (depths if not plan.rate else [1])]
+
+
+def _check_http(arguments: argparse.Namespace) -> None:
+    from broker.bench.http import address
+
+    if arguments.embedded or arguments.socket is not None:
+        raise Usage("--http, --socket and --embedded are three ways to call; give one of them")
+    if arguments.connections is not None:
+        raise Usage("--http has a connection for each call under way; leave out --connections, and give --depth")
+    try:
+        address(arguments.http)
+    except ValueError as error:
+        raise Usage(f"--http: {error}; for example http://127.0.0.1:8080") from None
 
 
 def _depths(text: str, most: int) -> list[int]:
@@ -225,6 +250,8 @@ def _subject(arguments: argparse.Namespace, plans: list[Plan], private: Private)
 
     if arguments.embedded:
         return subject.tool_embedded(plans, arguments.config)
+    if arguments.http is not None:
+        return subject.tool_over_http(plans, arguments.http, private)
     path = socket_path(arguments)
     if arguments.tool is not None:
         return subject.tool_behind_socket(plans, path, private)

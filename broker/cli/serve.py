@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   broker serve                                  the demo tools, on the default socket
   broker serve --plugin ./my_tools.so           your plugin, in our toolhost
+  broker serve --http 127.0.0.1:8080            over HTTP, too, with a page that shows what happens
   broker serve --config broker.toml --check     is this configuration right?
 
 A flag wins over BROKER_<SECTION>_<KEY>, that over MACHINA_*, that over the file, that over the default.
@@ -84,7 +85,8 @@ def _serve(arguments: argparse.Namespace, loaded: Loaded) -> int:
         processes = sum(len(pool.ready) for pool in broker.pools())
         print(f"broker ready {' '.join(places)} tools={len(broker.registry)} toolhosts={processes}", flush=True)
         if sys.stdout.isatty() or "toolhost.demo" in loaded.origins:
-            _say_what_to_try(socket, arguments.socket is not None)
+            page = next((place for place in places if place.startswith("http://")), "")
+            _say_what_to_try(socket, arguments.socket is not None, page)
 
     def reload_config() -> Config:
         return load(arguments).config
@@ -93,17 +95,18 @@ def _serve(arguments: argparse.Namespace, loaded: Loaded) -> int:
     return 0
 
 
-def _say_what_to_try(socket: str, named: bool) -> None:
+def _say_what_to_try(socket: str, named: bool, page: str) -> None:
     command = sys.argv[0] if os.sep in sys.argv[0] else "broker"
     command = os.path.relpath(command) if os.sep in command and command.startswith(os.getcwd()) else command
     flag = f" --socket {socket}" if named else ""
+    browse = f"\nor in a browser: {page}\n" if page else ""
     print(
         f"""
 try, in another terminal:
   {command} tools{flag}
   {command} call{flag} AID.DEMO.ECHO.v1 '{{"hello":"world"}}'
   {command} status{flag}
-Ctrl-C stops the broker and everything it started.
+{browse}Ctrl-C stops the broker and everything it started.
 """,
         flush=True,
     )

@@ -23,6 +23,7 @@ from broker.client.request import encode, input_text
 from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
+from broker.manifest import cards, described
 from broker.model import Tool, Work
 from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
@@ -159,7 +160,7 @@ class Embedded:
                     registry.add(info, runtime)
                 self.runtimes.append(runtime)
             for one in settings.oneshot:
-                registry.add(describe(one), OneShot(one, self._shared))
+                registry.add(described([describe(one)], cards(settings))[0], OneShot(one, self._shared))
         except BaseException:
             remove_directory(self._private)
             raise

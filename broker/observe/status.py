@@ -40,6 +40,7 @@ def report(broker: Broker) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_seconds": round(now - broker.started, 1),
         "socket": broker.socket,
+        "http": broker.http.url if broker.http is not None else "",
         "connections": len(broker.face.connections),
         "sessions": len(broker.dispatcher.sessions),
         "idempotency": {

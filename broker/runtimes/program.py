@@ -20,7 +20,7 @@ from broker import where
 from broker._native import lib
 from broker.config import Card, Config, Limits, Toolhost
 from broker.errors import ConfigError
-from broker.manifest import beside, described
+from broker.manifest import beside, cards, described
 from broker.model import ToolInfo
 from broker.observe.log import Log
 from broker.pool import process
@@ -199,11 +199,11 @@ def remove_directory(directory: Path) -> None:
 
 def programs(settings: Config, private: Path) -> Iterator[Program]:
     """All that a configuration names."""
-    cards = {card.name: card for card in settings.tool}
+    said = cards(settings)
     for host in settings.toolhost:
         plugins: list[str | None] = [*host.plugins] or [None]
         for plugin in plugins:
-            yield Program(host, plugin, settings.limits, private, cards)
+            yield Program(host, plugin, settings.limits, private, said)
 
 
 def _run(spec: Spec, seconds: float, given_up: threading.Event) -> tuple[bytes, str, str]:

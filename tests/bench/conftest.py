@@ -45,6 +45,19 @@ def broker(tmp_path_factory: pytest.TempPathFactory, where: dict[str, str]) -> I
     brokers.end()
 
 
+@pytest.fixture(scope="package")
+def web(tmp_path_factory: pytest.TempPathFactory, where: dict[str, str]) -> Iterator[Served]:
+    """One that serves HTTP, too."""
+    brokers = Brokers(tmp_path_factory.mktemp("bench-web"))
+    yield brokers.start("--http", "127.0.0.1:0", "--plugin", where["demo_plugin"])
+    brokers.end()
+
+
+@pytest.fixture(scope="package")
+def url(web: Served) -> str:
+    return next(word for word in web.ready.split() if word.startswith("http://"))
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return functools.partial(begin, tmp_path)

@@ -99,17 +99,21 @@ def test_the_self_portrait_starts_a_broker_where_there_is_none(monkeypatch, caps
     assert "no broker is serving" in captured.err
     assert "a private one with the demo tools is measured" in captured.err
     whole = report.read(str(tmp_path / "p.json"))
-    assert len(whole.cases) == 17
-    assert len(whole.client) == 3
+    assert len(whole.cases) == 23
+    assert len(whole.client) == 5
     assert not [one.name for one in whole.cases if one.failed or not one.succeeded]
-    for name in ("embedded, depth 256, 64 B", "socket, depth 64, 8 connections, 64 B", "socket, depth 1, 256 KB"):
+    for name in (
+        "embedded, depth 256, 64 B",
+        "socket, depth 64, 8 connections, 64 B",
+        "http, depth 1, 32 connections, 16 KB",
+    ):
         assert name in captured.out
         assert name in (tmp_path / "p.html").read_text()
     assert not set(psutil.Process().children(recursive=True)) - before
 
 
-def test_the_self_portrait_is_within_twenty_seconds():
-    assert cases.PASSES * sum(plan.seconds + plan.warmup for plan in cases.portrait()) < 17
+def test_the_self_portrait_is_within_twenty_five_seconds():
+    assert cases.PASSES * sum(plan.seconds + plan.warmup for plan in cases.portrait(http=True)) < 21
 
 
 @pytest.mark.parametrize(
@@ -293,6 +297,12 @@ def refused(capsys, code, arguments, *parts):
         (["--tool", ECHO, "--rate", "5", "--depth", "8"], ["--rate", "--depth", "give one"]),
         (["--tool", ECHO, "--embedded", "--connections", "8"], ["--connections", "leave out"]),
         (["--tool", ECHO, "--embedded", "--socket", "/x"], ["--socket", "leave out"]),
+        (["--http", "http://127.0.0.1:1"], ["--http", "--tool"]),
+        (["--tool", ECHO, "--http", "http://127.0.0.1:1", "--embedded"], ["--http", "--embedded", "give one"]),
+        (["--tool", ECHO, "--http", "http://127.0.0.1:1", "--socket", "/x"], ["--http", "--socket", "give one"]),
+        (["--tool", ECHO, "--http", "http://127.0.0.1:1", "--connections", "2"], ["--connections", "--depth"]),
+        (["--tool", ECHO, "--http", "127.0.0.1:8080"], ["--http", "http://HOST:PORT", "http://127.0.0.1:8080"]),
+        (["--tool", ECHO, "--http", "http://a:b"], ["--http", "http://127.0.0.1:8080"]),
         (["--tool", ECHO, "--depth", "0"], ["--depth 0", "from 1 to"]),
         (["--tool", ECHO, "--depth", "8,8"], ["different"]),
         (["--tool", ECHO, "--depth", "many"], ["--depth many", "whole number"]),

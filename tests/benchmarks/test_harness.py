@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,12 +16,13 @@ import pytest
 
 from benchmarks import report
 from benchmarks.harness.bench import Bench, Pace
-from benchmarks.harness.controls import NAMES, Controls, Failed, build
+from benchmarks.harness.controls import ECHO, NAMES, Controls, Failed, build
 from benchmarks.harness.crew import Crew
 from benchmarks.harness.ratios import RATIOS, Ratio, toolhost
 from benchmarks.harness.results import Curve, Goal, Growth, Peer, Results, Row, Side, load
 from benchmarks.harness.rounds import Spread, interleaved, ratios
 from benchmarks.harness.side_by_side import side_by_side
+from benchmarks.policy import WEB
 from broker.bench.machine import describe
 
 BRIEF = Pace(1, 0.02, 1, 0.02, 1, 0.02)
@@ -160,6 +163,45 @@ def test_the_round_trip_checks_what_it_gets(controls):
     assert controls.roundtrip(100, LINE, *toolhost()) > 0
     with pytest.raises(Failed, match="not a success"):
         controls.roundtrip(100, '{"aid":"AID.NONE.v1"}', *toolhost())
+
+
+def test_the_http_caller_in_c_checks_what_it_gets(controls):
+    with Crew(controls) as crew:
+        (_, broker), uvicorn = crew.web(WEB), crew.uvicorn()
+        for port, tool in ((broker, ECHO), (broker, "echo_json"), (uvicorn, ECHO)):
+            assert controls.http(port, 1_000, 32, tool).calls == 1_000
+            timed = controls.http(port, "0.1s", 32, tool)
+            assert timed.calls == pytest.approx(timed.per_second * 0.1, rel=0.3)
+            assert 0 < timed.p50_us <= timed.p99_us < 0.2e6
+        with pytest.raises(Failed, match="10 calls failed"):
+            controls.http(broker, 10, 1, "AID.NONE.v1")
+        command = [controls["http"], str(uvicorn), "/", "10", "4", '{"a":1}', '"a":2']
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (said.returncode, json.loads(said.stdout)["wrong"]) == (1, 10)
+        assert 'expected "a":2, got: {"a":1}' in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nhello", "does not give its length"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhello", "more came than the answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhello", "closed after 0 answers"),
+        (b"", "closed after 0 answers"),
+    ],
+)
+def test_the_http_caller_in_c_counts_nothing_that_is_no_whole_answer(controls, answer, words):
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve():
+            with listener.accept()[0] as one:
+                one.recv(65536)
+                one.sendall(answer)
+
+        served = pool.submit(serve)
+        with pytest.raises(Failed, match=words):
+            controls.http(listener.getsockname()[1], 1, 1)
+        served.result()
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

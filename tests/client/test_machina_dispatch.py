@@ -152,7 +152,8 @@ def test_what_is_on_our_side_begins_with_our_code(run, where, tmp_path):
         loop = []
         loop.append(loop)
         echo = "AID.DEMO.ECHO.v1"
-        others = [call("AID.FILE.WRITE.v1", {"path": "a.txt", "text": "x"}), call(echo, {"x": object()}), call(echo, loop)]
+        file = {"path": "a.txt", "text": "x"}
+        others = [call("AID.FILE.WRITE.v1", file), call(echo, {"x": object()}), call(echo, loop)]
         others += [call(echo, {"x": "x" * 11_000_000}), call(None, {}), call(echo, "\\ud800")]
         print(json.dumps([*crash, *others]))
         """,

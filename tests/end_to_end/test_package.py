@@ -41,6 +41,7 @@ def test_an_sdist_builds_a_wheel_with_the_module_the_toolhost_and_the_plugins(tm
     assert any(name.startswith("broker/_native") and name.endswith(".so") for name in names)
     for part in (
         "plugins/demo_plugin.so",
+        "plugins/demo_plugin.tools.json",
         "plugins/fault_plugin.so",
         "plugins/fault_toolhost",
         "cli/serve.py",

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
+from tests.support.command import broker_command
 from tests.support.http import answer_on, until_the_end
+from tests.support.toolhosts import listing, scripted
 
 MEMBERS = {"artifacts", "exit_code", "metrics", "solver", "status", "stderr", "stdout", "summary"}
 
@@ -114,6 +116,50 @@ def test_requests_may_arrive_byte_by_byte_and_pipelined(web):
     assert places == sorted(places)
 
 
+def test_heads_that_are_sent_again_are_read_as_before(web):
+    """And nothing else is taken for them."""
+
+    def request(given: bytes, extra: bytes = b"") -> bytes:
+        body = b'{"tool":"AID.DEMO.ECHO.v1","input":' + given + b"}"
+        head = b"POST /v1/tools/execute HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n%b\r\n"
+        return head % (len(body), extra) + body
+
+    with web.socket() as wire:
+        replies = wire.makefile("rb")
+
+        def answer() -> tuple[bytes, bytes]:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += replies.readline()
+            length = int(next(line for line in head.split(b"\r\n") if line.startswith(b"content-length")).split()[1])
+            return head, replies.read(length)
+
+        for n in range(10, 20):
+            wire.sendall(request(b"%d" % n))
+            assert b'"output":%d,' % n in answer()[1]
+        wire.sendall(request(b"20", b"x-request-id: mine\r\n"))
+        assert b"x-request-id: mine" in answer()[0]
+        wire.sendall(request(b"21"))
+        assert b"x-request-id: mine" not in answer()[0]
+        whole = request(b"22")
+        wire.sendall(whole[:-1])  # one byte is missing
+        time.sleep(0.05)
+        wire.sendall(whole[-1:] + request(b"23")[:60])
+        assert b'"output":22,' in answer()[1]
+        wire.sendall(request(b"23")[60:])
+        assert b'"output":23,' in answer()[1]
+        wire.sendall(request(b"24") + request(b"25"))
+        assert [answer()[1].partition(b'"output":')[2][:2] for _ in range(2)] == [b"24", b"25"]
+        wire.sendall(request(b"26", b"idempotency-key: a\r\n"))
+        answer()
+        wire.sendall(request(b"27", b"idempotency-key: a\r\n"))
+        assert b'"output":26,' in answer()[1]
+        wire.sendall(request(b"28", b"authorization: Bearer x\r\n"))
+        assert answer()[0].startswith(b"HTTP/1.1 403")
+        wire.sendall(request(b"29"))
+        assert b'"output":29,' in answer()[1]
+
+
 def test_a_half_closed_caller_still_gets_its_answer(web):
     body = b'{"tool":"AID.DEMO.SLEEP.v1","input":{"ms":200}}'
     with web.socket() as wire:
@@ -212,6 +258,49 @@ def test_a_schema_is_enforced_with_the_path_to_what_is_wrong(start_web, where):
     assert (by_line["type"], by_line["status"]) == ("bad_request", "INVALID_PICK")
     assert by_line["error"].startswith("input.items: ")
     assert web.get("/v1/tools?tags=nobody").json == {"tools": []}
+
+
+def test_a_manifest_beside_the_plugin_describes_its_tools(start_web, tmp_path):
+    plugin = listing(tmp_path / "tools.so", A=["none"], B=["none"])
+    said = {"AID.A.v1": {"description": "Says A.", "schema": {"required": ["n"]}}, "AID.B.v1": {"tags": ["b"]}}
+    (tmp_path / "tools.tools.json").write_text(json.dumps({"tools": said}))
+    host = scripted(tmp_path, 'say(output_json="{}")')
+    overlay = '[[tool]]\nname = "AID.A.v1"\ndescription = "Says A, twice."\n[[tool]]\nname = "AID.C.v1"\n'
+    served, web = start_web("--toolhost", host, "--plugin", plugin, config=overlay)
+    a, b = (tool for tool in web.get("/v1/tools").json["tools"] if tool["name"].startswith("AID."))
+    assert (a["description"], a["input_schema"]) == ("Says A, twice.", {"required": ["n"]})
+    assert b["tags"] == ["b"]
+    assert '"n" is a required property' in web.execute("AID.A.v1", {}).json["stderr"]
+    assert web.execute("AID.B.v1", {}).status == 200
+    log = served.log.read_text()
+    assert "[[tool]] is about a tool that is not there" in log
+    assert "AID.C.v1" in log
+
+
+def test_an_unusual_name_is_remarked_on_and_works(start_web, tmp_path):
+    script = tmp_path / "tool.sh"
+    script.write_text('#!/bin/sh\necho \'{"status":"OK","output_json":"1"}\'\n')
+    script.chmod(0o755)
+    names = ("CamelCase", "io_report", "circuits.simulate")
+    config = "".join(f'[[oneshot]]\nname = "{name}"\ncommand = ["{script}"]\n' for name in names)
+    served, web = start_web(config=config)
+    assert [web.execute(name, {}).json["output"] for name in names] == [1, 1, 1]
+    remarks = [line for line in served.log.read_text().splitlines() if "unusual name" in line]
+    assert [json.loads(line)["aid"] for line in remarks] == ["CamelCase"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [('{ type = "objekt" }', "is no JSON Schema"), ('{ "$ref" = "http://127.0.0.1:1/x" }', "is not looked up")],
+)
+def test_a_schema_that_is_none_stops_the_start(tmp_path, where, schema, said):
+    config = tmp_path / "b.toml"
+    config.write_text(f'[[tool]]\nname = "AID.DEMO.ECHO.v1"\nschema = {schema}\n')
+    flags = ("--config", str(config), "--plugin", where["demo_plugin"], "--socket", str(tmp_path / "b.sock"))
+    result = broker_command(tmp_path, "serve", *flags)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "AID.DEMO.ECHO.v1" in result.stderr
 
 
 def test_echo_json_is_lenient_where_integrations_depend_on_it(web):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 
 import pytest
 
-from tests.support.http import until_the_end
+from tests.support.http import answer_on, until_the_end
 
 SHORT = """
 [limits]
@@ -146,3 +147,22 @@ def test_a_request_that_would_rather_speak_another_protocol_is_answered_in_this_
     assert b'"output":{"n": 1}' in received
     assert b'"output":{"n": 2}' in received
     assert statuses(web.raw(b"CONNECT evil.example:80 HTTP/1.1\r\nhost: evil.example:80\r\n\r\n")) == [400]
+
+
+def test_whoever_does_not_read_gets_no_more_answers(start_web, where):
+    """Neither where each request begins as the one before did."""
+    _, web = start_web("--plugin", where["demo_plugin"])
+    small, large = (
+        call("AID.DEMO.BLOB.v1", {"bytes": size, "pad": "x" * pad}) for size, pad in ((10, 7), (1_000_000, 2))
+    )
+    assert len(small) == len(large)
+    with socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.connect((web.host, web.port))
+        for request in [small] * 3 + [large] * 20:
+            wire.sendall(request)
+            time.sleep(0.08)
+            if request is small:
+                assert answer_on(wire).status == 200
+        ran = int(web.execute("AID.DEMO.ECHO.v1", {}).json["metrics"]["job_id"].removeprefix("job_"))
+    assert ran < 16

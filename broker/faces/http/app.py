@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
+from broker.config import address
 from broker.errors import Refusal
 from broker.faces.http.caller import Asker, HttpCall
 from broker.faces.http.request import HungUp, Request, Response, refused, trouble
@@ -32,12 +33,13 @@ UNKNOWN = trouble(404, "not_found", "Unknown route.")
 
 
 class App:
-    def __init__(self, broker: Broker, settings: Http, loopback: bool, host: str) -> None:
+    def __init__(self, broker: Broker, settings: Http, loopback: bool) -> None:
         self._broker = broker
         self._cors = {origin.encode() for origin in settings.cors}
         self._loopback = loopback
         self._insecure = broker.settings.server.insecure
-        self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.lower().encode(), f"[{host.lower()}]".encode()}
+        host = address(settings.listen, "--http")[0].lower()
+        self._hosts = {b"localhost", b"127.0.0.1", b"[::1]", host.encode(), f"[{host}]".encode()}
         self.start: Start | None = None  # how the route of most calls begins
         self._routes: dict[tuple[str, str], Handler] = {}
         self._prefixes: list[tuple[str, str, Handler]] = []

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
-import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from broker.config import address
-from broker.errors import ConfigError
 from broker.faces.http import page
 from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
@@ -23,6 +19,7 @@ from broker.faces.http.openapi import OpenApi
 from broker.faces.http.operating import Operating
 from broker.faces.http.protocol import Rules, guarded
 from broker.faces.http.request import Request, Response, answered
+from broker.faces.tcp import bind
 
 if TYPE_CHECKING:
     from broker.policy.rights import Book
@@ -45,13 +42,17 @@ class HttpFace:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settings = broker.settings.http
-        self._listener, loopback, host = _listen(self._settings.listen, broker)
+        trusted = broker.settings.server.insecure or broker.door.locked()
+        self._listener, loopback = bind(self._settings.listen, "--http", trusted=trusted)
+        self._listener.listen(BACKLOG)
         self.host, self.port = self._listener.getsockname()[:2]
         self.caller = Caller(broker)
-        self.app = App(broker, self._settings, loopback, host)
+        self.app = App(broker, self._settings, loopback)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._next_look = 0.0
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"http://{shown}:{self.port}"
         self._autosage: AutoSage | None = None
         self._operating = Operating(broker)
 
@@ -87,8 +88,7 @@ class HttpFace:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{shown}:{self.port}"
+        return self.url
 
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
         from broker import __version__
@@ -136,22 +136,3 @@ class HttpFace:
         await asyncio.wait((self._serving,), timeout=LAST_WORDS_SECONDS)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
-
-
-def _listen(text: str, broker: Broker) -> tuple[socket.socket, bool, str]:
-    host, port = address(text, "--http")
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        loopback = ipaddress.ip_address(place[0]).is_loopback
-        if not loopback and not (broker.settings.server.insecure or broker.door.locked()):
-            raise ConfigError(
-                f"--http {text} would let anybody who reaches this machine call every tool: make a token first "
-                "(broker token new NAME), use 127.0.0.1, or say --insecure if the network in front of it is closed"
-            )
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on --http {text}: {error.strerror or error}") from None
-    return listener, loopback, host

@@ -52,7 +52,7 @@ class Request:
         self,
         method: str,
         path: str,
-        headers: list[tuple[bytes, bytes]],
+        headers: list[tuple[bytes, bytes]] | dict[bytes, bytes],
         link: Any,
         receive: Callable[[], Awaitable[Any]] | None = None,
         query: bytes = b"",
@@ -60,7 +60,7 @@ class Request:
     ) -> None:
         self.method = method
         self.path = path
-        self.headers = dict(headers)
+        self.headers = headers if isinstance(headers, dict) else dict(headers)
         self.link = link  # the connection
         self.raw_path = raw_path.decode("latin-1")
         self._query = query

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import grp
-import ipaddress
 import os
 import socket
 import stat
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker import errors
-from broker.config import Limits, address
+from broker.config import Limits
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.connection import Connection
 from broker.faces.machina.linger import linger
+from broker.faces.tcp import bind
 from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool.core import Core
@@ -104,19 +104,7 @@ class MachinaFace:
         self._listen(listener, operator)
 
     def listen_tcp(self, text: str, *, trusted: bool) -> tuple[str, int]:
-        host, port = address(text, "--tcp")
-        try:
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            if not ipaddress.ip_address(place[0]).is_loopback and not trusted:
-                raise ConfigError(
-                    f"--tcp {text} would let anybody who reaches this machine call every tool: make a token first "
-                    "(broker token new NAME), use 127.0.0.1, or say --insecure if the network in front of it is closed"
-                )
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on --tcp {text}: {error.strerror or error}") from None
+        listener, _ = bind(text, "--tcp", trusted=trusted)
         self._listen(listener, operator=False)
         bound = listener.getsockname()
         return bound[0], bound[1]
