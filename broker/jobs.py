@@ -260,7 +260,7 @@ class Jobs:
                 if time.monotonic() > looked + EXPIRE_SECONDS:
                     looked = time.monotonic()
                     self._expire()
-            except OSError as error:  # a full disk must not stop calls
+            except Exception as error:  # a full disk, or a mistake of ours, must not stop calls
                 self._complain(error)
                 self._keep_for_later(size)
                 if self._stop:
@@ -302,8 +302,8 @@ class Jobs:
                     self._files_bytes -= sum(files.values())
                 shutil.rmtree(self.directory / f"job_{number:04d}", ignore_errors=True)
 
-    def _complain(self, error: OSError) -> None:
-        why = error.strerror or str(error)
+    def _complain(self, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or repr(error)
         if why != self._trouble:
             self._trouble = why
             self._log.error("jobs cannot be kept on disk", folder=str(self.directory), reason=why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -144,6 +144,11 @@ class Caller(Named, Protocol):
         """Through which it has come."""
 
     number: int  # no other caller has it
+
+    @property
+    def turns(self) -> Hashable:
+        """Those who have the same take turns with the others as one; None: each for itself."""
+
     line: Any  # its place on the board (tb_caller *), or None: replies to it pass through its sink only
 
     def __hash__(self) -> int: ...
@@ -298,6 +303,7 @@ class _Nobody:
     rights: Any = None
     face = MACHINA  # callers elsewhere stay with their calls
     number = 0
+    turns = None
     line: Any = None
 
     def gone(self) -> bool:

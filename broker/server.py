@@ -10,7 +10,7 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from broker.errors import ConfigError, Refusal
 from broker.faces.machina.listener import MachinaFace
 from broker.jobs import Jobs
 from broker.manifest import advice, cards, described
-from broker.model import Tool, ToolInfo
+from broker.model import Caller, Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
 from broker.policy.pauses import EVERYTHING, Pauses
@@ -69,7 +69,7 @@ class Broker:
         self.commands: list[Commands] = []
         self._old_commands: list[Commands] = []
         self.control = Control(self)
-        self.face = MachinaFace(
+        self.face: MachinaFace = MachinaFace(
             self.core,
             self.dispatcher,
             settings.limits,
@@ -228,7 +228,7 @@ class Broker:
 
         self.core.loop.call_soon(run)
 
-    def forget(self, caller: Hashable) -> None:
+    def forget(self, caller: Caller) -> None:
         """It has hung up: what it has waiting is dropped."""
         for pool in self.everything():
             pool.forget(caller)

@@ -50,6 +50,7 @@ class _Caller:
 
     face = "embedded"
     number = 0
+    turns = None
     line: Any = None
 
     def __init__(self, embedded: Embedded) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 
-from broker.model import Tool, Work
+from broker.model import Caller, Tool, Work
 
 
 class Lane:
@@ -38,10 +38,10 @@ class Lane:
         waiting.insert(at, work)
         self.lines += work.count
         if next_turn:
-            self._callers.move_to_end(work.caller, last=False)
+            self._callers.move_to_end(_row(work.caller), last=False)
 
     def _of(self, work: Work) -> deque[Work]:
-        key: Hashable = work.caller
+        key = _row(work.caller)
         waiting = self._callers.get(key)
         if waiting is None:
             waiting = self._callers[key] = deque()
@@ -72,9 +72,15 @@ class Lane:
         """Since when the caller that is next has been waiting."""
         return next(iter(self._callers.values()))[0].queued
 
-    def remove(self, caller: Hashable) -> list[Work]:
+    def remove(self, caller: Caller) -> list[Work]:
         """All that one caller has waiting."""
-        gone = list(self._callers.pop(caller, ()))
+        key = _row(caller)
+        waiting = self._callers.get(key, ())
+        gone = [work for work in waiting if work.caller is caller]
+        if len(gone) < len(waiting):
+            self._callers[key] = deque(work for work in waiting if work.caller is not caller)
+        else:
+            self._callers.pop(key, None)
         self.lines -= sum(work.count for work in gone)
         return gone
 
@@ -99,6 +105,11 @@ class Lane:
         self._callers.clear()
         self.lines = 0
         return everything
+
+
+def _row(caller: Caller) -> Hashable:
+    """Those who take turns as one stand in one row."""
+    return caller if caller.turns is None else caller.turns
 
 
 class Queue:
@@ -146,7 +157,7 @@ class Queue:
         self._lanes.pop(lane.tool.index, None)
         lane.tool.stats.waits = False
 
-    def remove(self, caller: Hashable) -> list[Work]:
+    def remove(self, caller: Caller) -> list[Work]:
         gone: list[Work] = []
         for lane in self:
             gone += lane.remove(caller)

@@ -31,6 +31,7 @@ class Aside:
     rights: Any = None
     face = ""
     number = 0
+    turns = None
     line: Any = None
     held: Work | None = None  # a call that is not in the pipe before this is answered
 

@@ -9,7 +9,6 @@ import asyncio
 import fnmatch
 import random
 import time
-from collections.abc import Hashable
 
 from broker import errors
 from broker._native import ffi, lib
@@ -505,7 +504,7 @@ class Pool:
 
     # --- callers and time -------------------------------------------------------------------------------------------
 
-    def forget(self, caller: Hashable) -> None:
+    def forget(self, caller: Caller) -> None:
         """The caller has hung up: what it had waiting is dropped."""
         for work in self.queue.remove(caller):
             self.core.queued_bytes -= work.weight()

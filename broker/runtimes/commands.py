@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -13,7 +12,7 @@ from broker import errors
 from broker.config import Limits
 from broker.config import OneShot as Settings
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Judge, Work
+from broker.model import HUNG_UP, Caller, Judge, Work
 from broker.observe.log import Log
 from broker.policy.admission import Queue
 from broker.pool import verdicts
@@ -123,7 +122,7 @@ class Commands:
         self._core.queued_bytes -= work.weight()
         work.sink.refuse(work, refusal)
 
-    def forget(self, caller: Hashable) -> None:
+    def forget(self, caller: Caller) -> None:
         for work in self.queue.remove(caller):
             self._refuse(work, HUNG_UP)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -207,6 +209,50 @@ def test_a_caller_that_does_not_read_holds_nobody_up(web):
         wire.sendall(request * 50)
         time.sleep(0.3)
         assert web.execute("AID.DEMO.ECHO.v1", {"n": 1}).json["output"] == {"n": 1}
+
+
+def test_one_principals_flood_does_not_starve_anothers_single_call(start_web, where, tmp_path):
+    config = f'[[toolhost]]\nname = "d"\nplugins = ["{where["demo_plugin"]}"]\nmin = 1\nmax = 1\n'
+    served, web = start_web(config=config)
+    bearers = {}
+    for name in ("flood", "single"):
+        token = broker_command(tmp_path, "token", "new", name).stdout.split()[-1]
+        bearers[name] = {"Authorization": f"Bearer {token}"}
+    sleep = ("AID.DEMO.SLEEP.v1", {"ms": 30})
+    threads = [
+        threading.Thread(target=web.execute, args=sleep, kwargs={"headers": bearers["flood"]}) for _ in range(60)
+    ]
+    for thread in threads:
+        thread.start()
+    served.eventually(lambda: served.status()["waiting"] > 30)
+    begin = time.monotonic()
+    assert web.execute(*sleep, headers=bearers["single"]).status == 200
+    assert time.monotonic() - begin < 0.6
+    for thread in threads:
+        thread.join()
+
+
+def test_long_bodies_on_their_way_are_bounded_in_all(start_web, where):
+    config = f"""
+    [limits]
+    queue_bytes = 3000000
+    [[toolhost]]
+    name = "d"
+    plugins = ["{where["demo_plugin"]}"]
+    """
+    _, web = start_web(config=config)
+    head = b"POST /tools HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2000000\r\n\r\n"
+    with web.socket() as first, web.socket() as second:
+        first.sendall(head + b"x" * 1_900_000)
+        time.sleep(0.2)
+        with contextlib.suppress(OSError):
+            second.sendall(head + b"x" * 1_500_000)
+        assert second.recv(65536).startswith(b"HTTP/1.1 429")
+        assert web.execute("AID.DEMO.ECHO.v1", {"n": 1}).status == 200
+    time.sleep(0.1)
+    with web.socket() as third:
+        third.sendall(head + b"x" * 2_000_000)
+        assert third.recv(65536).startswith(b"HTTP/1.1 400")
 
 
 def test_the_broker_finishes_what_runs_and_refuses_what_comes(start_web, where):

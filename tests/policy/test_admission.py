@@ -14,6 +14,8 @@ from broker.policy.breaker import Breaker, Settings
 
 
 class Someone:
+    turns = None
+
     def __init__(self, name: str) -> None:
         self.principal = name
         self.stuffed = False

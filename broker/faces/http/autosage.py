@@ -20,7 +20,7 @@ from broker.faces.http.caller import Asked, Asker, Caller, HttpCall, Said, under
 from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
-from broker.model import Tool
+from broker.model import Tool, ToolInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -95,7 +95,7 @@ class AutoSage:
         self._jobs = jobs
         self._settings = broker.settings.http
         self._running = 0
-        self._frames: dict[str, bytes] = {}  # of usual answers, by tool
+        self._frames: dict[str, tuple[ToolInfo, bytes]] = {}  # of usual answers, by tool
         self._background: set[asyncio.Event] = set()  # jobs that nobody waits for
 
     def add_routes(self, app: App) -> None:
@@ -238,9 +238,10 @@ class AutoSage:
             return b""
         if b"content_json" in bytes(reply.ds_state) or toolresult.may_be_one(output) or output == "null":
             return b""
-        frame = self._frames.get(tool.name)
-        if frame is None:
-            frame = self._frames[tool.name] = _frame(tool)
+        info, frame = self._frames.get(tool.name, (None, b""))
+        if info is not tool.info:
+            frame = _frame(tool)
+            self._frames[tool.name] = tool.info, frame
         whole = output.encode()
         if not frame or not is_json(whole, self._broker.settings.limits.depth):
             return b""

@@ -85,6 +85,11 @@ class HttpCall:
     face = "http"
     line: Any = None
 
+    @property
+    def turns(self) -> str:
+        """Each call is a caller of its own, but one principal's flood is one flood."""
+        return self.principal
+
     def __init__(self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], home: Caller) -> None:
         self.principal = asker.principal
         self.number = number

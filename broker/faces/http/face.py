@@ -69,7 +69,7 @@ class HttpFace:
         document = OpenApi(broker.registry, settings.tools_path)
         self.app.route("GET", "/openapi.json", document.json)
         self.app.route("GET", "/openapi.yaml", document.yaml)
-        rules = Rules(self.app, self.caller, settings, broker.settings.limits.line_seconds)
+        rules = Rules(self.app, self.caller, settings, broker.settings.limits)
         config = uvicorn.Config(
             self.app,
             http=guarded(rules),

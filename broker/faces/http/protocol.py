@@ -14,11 +14,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from broker.faces.http.request import Request, Response
 
 if TYPE_CHECKING:
-    from broker.config import Http
+    from broker.config import Http, Limits
     from broker.faces.http.app import App
     from broker.faces.http.caller import Caller, HttpCall
 
 HEAD_BYTES = 64 * 1024
+FAIR_BYTES = 256 * 1024  # of a body that nobody is turned away for
 LONGEST_KNOWN = 4096
 EXECUTE = "/v1/tools/execute"
 EXECUTE_URL = EXECUTE.encode()
@@ -29,14 +30,16 @@ READING_HEAD, READING_BODY, AT_WORK, IDLE = "head", "body", "work", "idle"
 class Rules:
     """What all connections of one face share."""
 
-    def __init__(self, app: App, caller: Caller, settings: Http, body_seconds: float) -> None:
+    def __init__(self, app: App, caller: Caller, settings: Http, limits: Limits) -> None:
         self.app = app
         self.caller = caller
         self.body_bytes = settings.body_bytes
         self.header_seconds = settings.header_seconds
         self.idle_seconds = settings.idle_seconds
-        self.body_seconds = body_seconds
+        self.body_seconds = limits.line_seconds
         self.most = settings.max_connections
+        self.most_held = limits.queue_bytes
+        self.held = 0  # bytes of bodies that have not ended, of all connections
         self._usual: list[tuple[bytes, bytes]] = []
         self._beginnings: dict[int, bytes] = {}  # of heads, by status
 
@@ -129,6 +132,7 @@ class Guarded(HttpToolsProtocol):
         self.call: HttpCall | None = None
         self._open = 0  # requests whose heads are here, and their answers not yet
         self._ended = False  # the caller says no more
+        self._held = 0  # bytes of a body that has not ended
         self._known: Known | None = None  # the head of its last call
         self._reading = b""  # what is being read, where it is the beginning of a request
         self._upgrades = False  # the request asks for another protocol
@@ -142,6 +146,7 @@ class Guarded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._let_go()
         call, self.call = self.call, None
         if call is not None and call.waiting():
             self.rules.caller.hang_up(call)
@@ -250,12 +255,24 @@ class Guarded(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
+        self._held += len(body)
+        self.rules.held += len(body)
+        if self.rules.held > self.rules.most_held and self._held > FAIR_BYTES:
+            text = "bodies on their way are too many bytes in all, and this one is long (limits.queue_bytes)"
+            self._turn_away(429, "overloaded", text, b"retry-after: 1\r\n")
+            return
         if isinstance(cycle, Quick):
             cycle.body += body
         else:
             super().on_body(body)
 
+    def _let_go(self) -> None:
+        """Its body has come whole, or never will."""
+        self.rules.held -= self._held
+        self._held = 0
+
     def on_message_complete(self) -> None:
+        self._let_go()
         if self._upgrades:
             return
         self.stage = AT_WORK if self._open else IDLE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker.jobs import route, type_of
 
 Metrics = dict[str, Any]
+JOBS_FILE = re.compile(r"/v1/jobs/job_[0-9]{4,15}/artifacts/[^/?#.][^/?#]*")
 
 
 class Artifact(Struct):
@@ -127,7 +129,8 @@ def reported(output: str, solver: str, job: str) -> ToolResult | None:
     if said is None:
         return None
     artifacts = [
-        Artifact(one.bytes, one.mime_type or type_of(one.name), one.name, _place(one, job)) for one in said.artifacts
+        Artifact(max(0, one.bytes), one.mime_type or type_of(one.name), one.name, _place(one, job))
+        for one in said.artifacts
     ]
     return ToolResult(
         artifacts=artifacts,
@@ -150,8 +153,8 @@ def _decoded(output: str, *decoders: msgspec.json.Decoder[Any]) -> Any:
 
 
 def _place(one: Declared, job: str) -> str:
-    """Where it is to be had; never somewhere else."""
-    return one.path if one.path.startswith("/v1/jobs/") else route(job, one.name)
+    """Where it is to be had: among this job's files, or those of the job whose answer is repeated; nowhere else."""
+    return one.path if JOBS_FILE.fullmatch(one.path) else route(job, one.name)
 
 
 def failed(solver: str, summary: str, stderr: str, code: str, metrics: Metrics) -> ToolResult:

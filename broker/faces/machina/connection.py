@@ -42,6 +42,8 @@ DATA, DATA_LEN, IDS, IDS_LEN = lib.TB_R_DATA, lib.TB_R_DATA_LEN, lib.TB_R_IDS, l
 class Connection:
     """A caller (it waits its turn as one) and the sink of its replies."""
 
+    turns = None
+
     face = MACHINA
 
     def __init__(self, home: MachinaFace, sock: socket.socket, principal: str, operator: bool) -> None:
