@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -16,21 +14,21 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http import toolresult
-from broker.faces.http.caller import Asked, Asker, Caller, HttpCall, Said, understood
+from broker.faces.http.caller import Asked, Caller, HttpCall, Said, understood
+from broker.faces.http.records import descriptor, keys_of, record
 from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
 from broker.model import Tool, ToolInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from broker.faces.http.app import App
     from broker.server import Broker
 
 STABILITIES = ("stable", "experimental", "deprecated")
 BUSY_SECONDS = 0.01  # between two looks whether the disk has caught up
-CHUNK = 256 * 1024
 EXECUTE, JOBS = "/v1/tools/execute", "/v1/jobs"
 NOT_JSON, FAILED_SUMMARY = "Failed to decode request JSON.", "Tool execution failed."
 FAULTS = {errors.BAD_REQUEST: "invalid_input", errors.NOT_FOUND: "unknown_tool", errors.OVERLOADED: "too_many_requests"}
@@ -102,7 +100,6 @@ class AutoSage:
         app.route("GET", "/v1/tools", self.tools)
         app.route("POST", EXECUTE, self.execute)
         app.route("POST", JOBS, self.new_job)
-        app.route("GET", f"{JOBS}/*", self.job)
         app.shape(EXECUTE, _shaped)
         app.start = self.start
 
@@ -331,7 +328,7 @@ class AutoSage:
             return refused(refusal)
         while self._jobs.behind():
             await asyncio.sleep(BUSY_SECONDS)
-        job = self._jobs.new(tool.name, body.decode(), _keys_of(asked.input), request.asker.principal)
+        job = self._jobs.new(tool.name, body.decode(), keys_of(asked.input), request.asker.principal)
         self._jobs.save(job)
         key = asked.idempotency_key or request.header(b"idempotency-key")
         lease = asked.lease_token or request.header(b"broker-lease")
@@ -358,44 +355,6 @@ class AutoSage:
         """In the background: who asked may hang up meanwhile."""
         self._jobs.start(run.job)
         self._begin(run, request, given, key, lease)
-
-    async def job(self, request: Request) -> Response:
-        parts = [part for part in request.raw_path.split("/") if part]  # v1, jobs, ID, artifacts, NAME
-        name = _decoded(parts[2]) if len(parts) > 2 else ""
-        if len(parts) not in (3, 4, 5) or (len(parts) > 3 and parts[3] != "artifacts"):
-            return trouble(404, "not_found", "Unknown route.")
-        job = self._jobs.get(name)
-        if job is None or not _may_see(request.asker, job):
-            return trouble(404, "not_found", f"Job not found: {name}.", job_id=name)
-        if len(parts) == 3:
-            return answered(record(job))
-        if len(parts) == 4:
-            return answered({"job_id": job.id, "files": self._files(job)})
-        return await self._file(job, _decoded(parts[4]))
-
-    def _files(self, job: Job) -> list[dict[str, Any]]:
-        sizes = self._jobs.files(job) | {name: len(content) for name, content in papers(job).items()}
-        return [
-            {"name": name, "path": route(job.id, name), "mime_type": type_of(name), "bytes": size}
-            for name, size in sorted(sizes.items())
-        ]
-
-    async def _file(self, job: Job, name: str) -> Response:
-        nosniff = ((b"x-content-type-options", b"nosniff"),)
-        kind = type_of(name).encode()
-        paper = papers(job).get(name)
-        if paper is not None:
-            return Response(200, paper, kind, nosniff)
-        fd = self._jobs.open_file(job, name)
-        if fd is None:
-            return trouble(404, "not_found", f"Artifact not found: {name}.", job_id=job.id, artifact_name=name)
-        size = os.fstat(fd).st_size
-        if size > CHUNK:
-            return Response(200, _read(fd, size), kind, (*nosniff, (b"content-length", b"%d" % size)))
-        try:
-            return Response(200, os.read(fd, size), kind, nosniff)
-        finally:
-            os.close(fd)
 
     async def close(self, seconds: float) -> None:
         """The broker stops: jobs in the background have so long to be written down."""
@@ -496,96 +455,3 @@ def _frame(tool: Tool) -> bytes:
         b'"solver":%b,"status":"ok","stderr":"","stdout":"","summary":%b}'
         % (toolresult.encode(tool.name), toolresult.encode(_ran(tool)))
     )
-
-
-def descriptor(tool: Tool) -> dict[str, Any]:
-    """A tool as AutoSage's clients read it."""
-    info = tool.info
-    text = info.description or f"{info.name or tool.name}: no description."
-    shown: dict[str, Any] = {
-        "name": tool.name,
-        "version": info.version,
-        "stability": info.stability,
-        "description": text,
-        "input_schema": info.schema
-        or {"type": "object", "description": f"Input of {tool.name}; any object.", "additionalProperties": True},
-    }
-    if info.tags:
-        shown["tags"] = info.tags
-    if info.examples:
-        shown["examples"] = info.examples
-    return shown
-
-
-def record(job: Job) -> dict[str, Any]:
-    """A job as its clients read it."""
-    shown: dict[str, Any] = {
-        "id": job.id,
-        "tool_name": job.tool,
-        "status": job.status,
-        "created_at": _clock(job.created),
-    }
-    for field, value in (("started_at", job.started), ("finished_at", job.finished)):
-        if value:
-            shown[field] = _clock(value)
-    if job.summary is not None:
-        shown["summary"] = job.summary
-    if job.status == SUCCEEDED and job.response:
-        shown["result"] = _result(job)
-    if job.error:
-        shown["error"] = Raw(job.error.encode())
-    return shown
-
-
-def papers(job: Job) -> dict[str, bytes]:
-    """The files that every job has."""
-    summary = {key: value for key, value in record(job).items() if key not in ("result", "error")}
-    found = {"request.json": job.request.encode(), "summary.json": _pretty(summary)}
-    if job.status == SUCCEEDED:
-        found["result.json"] = _pretty(_result(job))
-    elif job.error:
-        found["error.json"] = _pretty(Raw(job.error.encode()))
-    return found
-
-
-def _result(job: Job) -> dict[str, Any]:
-    """The ToolResult, with what the tool has put out beside it, where no member has its name."""
-    result: dict[str, Any] = msgspec.json.decode(job.response)
-    output = result.get("output")
-    return {**output, **result} if isinstance(output, dict) else result
-
-
-def _pretty(value: Any) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2)
-
-
-def _keys_of(given: Raw | UnsetType) -> str | None:
-    """What a job that has not begun says of itself."""
-    if given is UNSET or bytes(given).strip() == b"null":
-        return None
-    try:
-        return "Input keys: " + ", ".join(sorted(msgspec.json.decode(given, type=dict[str, Raw])))
-    except msgspec.DecodeError:
-        return "Input provided."
-
-
-def _clock(when: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when)) + f".{int(when % 1 * 1000):03d}Z"
-
-
-def _decoded(part: str) -> str:
-    return unquote(part, errors="replace")
-
-
-def _may_see(asker: Asker, job: Job) -> bool:
-    """Jobs are their callers', and the operator's."""
-    return asker.operator or job.who == asker.principal
-
-
-async def _read(fd: int, size: int) -> AsyncIterator[bytes]:
-    try:
-        while size > 0 and (part := await asyncio.to_thread(os.read, fd, min(CHUNK, size))):
-            size -= len(part)
-            yield part
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from broker.faces.http import page
 from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
 from broker.faces.http.caller import Caller
+from broker.faces.http.jobfiles import JobFiles
 from broker.faces.http.namel3ss import Namel3ss
 from broker.faces.http.openapi import OpenApi
 from broker.faces.http.operating import Operating
@@ -62,6 +63,7 @@ class HttpFace:
         assert broker.jobs is not None
         self._autosage = AutoSage(broker, self.caller, broker.jobs)
         self._autosage.add_routes(self.app)
+        JobFiles(broker.jobs).add_routes(self.app)
         Namel3ss(broker, self.caller).add_routes(self.app)
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
