@@ -7,6 +7,7 @@ Only what is no request of the protocol has another one.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,11 +35,17 @@ CLASSES = {  # what a Python program would call them
 }
 
 
+class Project(Struct):
+    app_root: str = ""
+
+
 class Asking(Struct):
     """The service protocol's request; what is not named here is tolerated."""
 
     tool_name: str = ""
     tool: str = ""
+    entry: str = ""
+    project: Project | None = None
     protocol_version: Any = 1
     payload: Raw | UnsetType = UNSET
     timeout_ms: float | None = None
@@ -54,6 +61,7 @@ class _Reply(Struct):
     status: str | None = None
     output_json: str = "null"
     error: str = ""
+    code: str = ""  # of a Python tool: its exception's class
 
 
 _asking = msgspec.json.Decoder(Asking)
@@ -83,7 +91,10 @@ class Namel3ss:
         name = asked.tool_name or asked.tool
         if not name:
             return _error("ValueError", 'the request has no "tool_name"', 400)
-        tool = self._broker.registry.get(name)
+        found = self._by_entry(asked)
+        if isinstance(found, tuple):
+            return _error(*found)
+        tool = found or self._broker.registry.get(name)
         if tool is None:
             return _error("ToolNotFound", f"tool not found: {name}")
         answer = await self._answer(request, tool, asked)
@@ -91,11 +102,21 @@ class Namel3ss:
             return _error(CLASSES.get(answer.kind, answer.kind.code), answer.text)
         reply = _reply.decode(answer)
         if (reply.status or ("OK" if reply.ok else "")) != "OK":
+            if reply.code:
+                return _error(reply.code, reply.error)
             return _error("ToolError", reply.error or f"{name} failed")
         result = reply.output_json.encode()
         if not is_json(result, limits.depth):
             return _error("ToolError", f"{name} put out what is not JSON")
         return answered({"ok": True, "result": Raw(result), "protocol_version": asked.protocol_version})
+
+    def _by_entry(self, asked: Asking) -> Tool | tuple[str, str] | None:
+        """A function of one of our apps; what is said of other apps' is what their tools' names say."""
+        if not asked.entry or asked.project is None or not asked.project.app_root:
+            return None
+        if not os.path.isabs(asked.project.app_root) or "\0" in asked.project.app_root + asked.entry:
+            return None
+        return self._broker.entry(asked.project.app_root, asked.entry)
 
     async def _answer(self, request: Request, tool: Tool, asked: Asking) -> bytes | Refusal:
         """Within the client's own time: a tool that takes longer is answered for."""
