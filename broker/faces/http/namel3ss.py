@@ -35,17 +35,13 @@ CLASSES = {  # what a Python program would call them
 }
 
 
-class Project(Struct):
-    app_root: str = ""
-
-
 class Asking(Struct):
     """The service protocol's request; what is not named here is tolerated."""
 
     tool_name: str = ""
     tool: str = ""
-    entry: str = ""
-    project: Project | None = None
+    entry: Any = None
+    project: Any = None
     protocol_version: Any = 1
     payload: Raw | UnsetType = UNSET
     timeout_ms: float | None = None
@@ -112,11 +108,12 @@ class Namel3ss:
 
     def _by_entry(self, asked: Asking) -> Tool | tuple[str, str] | None:
         """A function of one of our apps; what is said of other apps' is what their tools' names say."""
-        if not asked.entry or asked.project is None or not asked.project.app_root:
+        root = asked.project.get("app_root") if isinstance(asked.project, dict) else None
+        if not asked.entry or not isinstance(asked.entry, str) or not isinstance(root, str):
             return None
-        if not os.path.isabs(asked.project.app_root) or "\0" in asked.project.app_root + asked.entry:
+        if not os.path.isabs(root) or "\0" in root + asked.entry:
             return None
-        return self._broker.entry(asked.project.app_root, asked.entry)
+        return self._broker.entry(root, asked.entry)
 
     async def _answer(self, request: Request, tool: Tool, asked: Asking) -> bytes | Refusal:
         """Within the client's own time: a tool that takes longer is answered for."""

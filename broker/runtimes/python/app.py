@@ -25,7 +25,8 @@ from broker.runtimes.oneshot import count
 from broker.runtimes.python import conversation
 from broker.runtimes.python.conversation import Heard
 from broker.runtimes.python.entry import is_within
-from broker.runtimes.python.nursery import Child, Nursery, Unavailable
+from broker.runtimes.python.nursery import Nursery, Unavailable
+from broker.runtimes.python.server import Child
 from broker.runtimes.waiting import Waiting
 
 MOST_ASKED = 256  # tools of one app that are known by their entry only
@@ -175,9 +176,9 @@ class App(Waiting):
                 child, target.entry, target.guarded, payload, work.timeout, self._limits.reply_bytes
             )
             if heard.ended != conversation.UNASKED:
-                break
+                return child, heard
             self._nursery.end(child)
-        return child, heard
+        raise Unavailable(Refusal(errors.UNAVAILABLE, f"{work.tool.name}: its processes end before they are asked"))
 
     def _outcome(self, work: Work, child: Child, heard: Heard) -> bytes | Refusal:
         aid = work.tool.name

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from broker.pool.verdicts import STDERR_KEPT
-from broker.runtimes.python.nursery import Child
+from broker.runtimes.python.server import Child
 
 CHUNK = 1 << 18
 LATE, TOO_LONG, DEAD, JUNK, UNASKED = "late", "too long", "dead", "junk", "unasked"
