@@ -274,6 +274,41 @@ def test_a_module_of_the_apps_comes_before_a_warm_one_of_the_same_name(start, tm
     assert broker.call("run")["output_json"] == "1"
 
 
+def own_environment(root):
+    """The app's own .venv; where its packages lie."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    return next((root / ".venv" / "lib").glob("python*/site-packages"))
+
+
+def test_a_package_that_is_replaced_is_seen_by_the_next_call_and_costs_no_call_that_runs(start, tmp_path):
+    source = "import sys, time\nwarm = 'pack' in sys.modules\nimport pack\n"
+    source += "def run(payload):\n    time.sleep(payload['seconds'])\n    return [pack.VERSION, warm]\n"
+    root = python_app(tmp_path / "app", source)
+    packages = own_environment(root)
+    (packages / "pack.py").write_text("VERSION = 1\n")
+    broker = start(config=python_config(root, "run"))
+    broker.eventually(lambda: broker.call("run", seconds=0)["output_json"] == "[1, true]")
+    with broker.wire() as wire:
+        wire.send({"aid": "run", "inputs": {"seconds": 1}})
+        time.sleep(0.3)
+        (packages / "pack.py").write_text("VERSION = 22\n")
+        (packages / "pack-2.dist-info").mkdir()
+        assert json.loads(broker.call("run", seconds=0)["output_json"])[0] == 22
+        assert wire.reply()["output_json"] == "[1, true]"
+    broker.eventually(lambda: len(forkservers(broker)) == 1)
+
+
+def test_a_package_that_starts_a_thread_is_not_kept_warm(start, tmp_path):
+    source = "import sys\nwarm = [name for name in ('good', 'bad') if name in sys.modules]\nimport bad, good\n"
+    root = python_app(tmp_path / "app", source + "def run(payload):\n    return [warm, bad.thread.is_alive()]\n")
+    packages = own_environment(root)
+    (packages / "good.py").touch()
+    body = "import threading, time\nthread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)\n"
+    (packages / "bad.py").write_text(body + "thread.start()\n")
+    broker = start(config=python_config(root, "run"))
+    broker.eventually(lambda: json.loads(broker.call("run")["output_json"]) == [["good"], True])
+
+
 def test_a_process_may_be_used_again_where_the_app_wants_that(start, app):
     broker = start(config=python_config(app, "counted", "fail", "exits", reuse=True))
     replies = [json.loads(broker.call("counted")["output_json"]) for _ in range(3)]

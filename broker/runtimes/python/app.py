@@ -207,8 +207,10 @@ class App(Waiting):
         if child is not None:
             if not heard.ended:
                 self._nursery.starts.succeeded()
-            if child.pidfd >= 0 and (heard.ended or not self.settings.reuse):
+            if heard.ended and child.pidfd >= 0:
                 self._nursery.end(child)
+            elif not heard.ended and not self.settings.reuse:
+                self._nursery.leave(child)
         if heard.head is not None and heard.head.modules:
             self._nursery.learn(heard.head.modules)
         self._nursery.refill()
@@ -232,6 +234,8 @@ class App(Waiting):
     def expire(self, now: float) -> None:
         super().expire(now)
         self._nursery.look()
+        if not self.running and not self._ending and self._nursery.leaving():
+            self._threads.submit(self._nursery.bury)
         if self.closed is not None and not self.busy():
             self._end()
 

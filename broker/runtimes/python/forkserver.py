@@ -5,6 +5,8 @@ fd 0 is a socket to the broker: requests and answers are packets of JSON. Nothin
     {"do":"fork","reuse":b} + a socket and a stderr   → {"pid":n}
     {"do":"reap","pid":n}                             → {"status":n}     its group is killed first
     {"do":"load","modules":[…]}                       → {"unfit":[…],"spoilt":b,"stamps":[…]}
+
+With any of them, "bury":[pid…] are reaped when it has been answered: children that have answered, too, and are ending.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 EMPTY = bytes(8)
 
 root = os.getcwd()
+by_top: dict[str, list[str]] = {}
 control = socket.socket(fileno=os.dup(0))
 
 
@@ -78,12 +81,17 @@ def serve() -> None:
         elif asked["do"] == "reap":
             children.discard(asked["pid"])
             said = {"status": end(asked["pid"])}
-        else:
+        elif asked["do"] == "load":
             unfit, spoilt = load(asked["modules"])
             said = {"unfit": unfit, "spoilt": spoilt, "stamps": stamps()}
+        else:
+            said = {}
         for fd in fds:
             os.close(fd)
         control.send(json.dumps(said).encode())
+        for pid in asked["bury"]:
+            children.discard(pid)
+            end(pid)
     for pid in children:
         end(pid)
 
@@ -120,6 +128,7 @@ def load(modules: list[str]) -> tuple[list[str], bool]:
             unfit.append(name)
             spoilt = True
             break
+    remember()
     gc.collect()
     gc.freeze()
     return unfit, spoilt
@@ -136,21 +145,20 @@ def stamps() -> list[Any]:
     return [[place, os.stat(place).st_mtime_ns] for place in INSTALLED if os.path.isdir(place)]
 
 
-def make_way(ours: dict[str, list[str]]) -> None:
+def make_way() -> None:
     """The app's own modules come first, as if nothing had been imported here."""
     for file in os.listdir(root):
-        for name in ours.get(file.partition(".")[0], ()):
+        for name in by_top.get(file.partition(".")[0], ()):
             sys.modules.pop(name, None)
 
 
-def by_top() -> dict[str, list[str]]:
+def remember() -> None:
     """What was imported here, by its first name."""
-    found: dict[str, list[str]] = {}
+    by_top.clear()
     for name in sys.modules:
         top = name.partition(".")[0]
         if top not in BEFORE:
-            found.setdefault(top, []).append(name)
-    return found
+            by_top.setdefault(top, []).append(name)
 
 
 def rehearse() -> None:
@@ -159,7 +167,6 @@ def rehearse() -> None:
     entry.call("rehearsal:run", json.loads('{"a": [1, "b", null]}'), nan=False)
     del sys.path[0], sys.modules["rehearsal"]
     sys.path_importer_cache.pop(HERE, None)
-    importlib.invalidate_caches()
     is_installed(json)
 
 
@@ -198,10 +205,8 @@ def fork(fds: Any, reuse: bool) -> int:
 def live(wire: socket.socket, reuse: bool) -> int:
     """One call, or one after the other."""
     known: frozenset[str] = frozenset()
-    entry.mind_edits()
     reseed()
     rehearse()
-    ours = by_top()
     while True:
         head = receive(wire, 8)
         if head is None:
@@ -211,7 +216,7 @@ def live(wire: socket.socket, reuse: bool) -> int:
         if asked is None or given is None:
             return 0
         if not known:
-            make_way(ours)
+            make_way()
             sys.path.insert(0, root)
             known = frozenset(sys.modules)
         outcome = run(json.loads(asked), given)
@@ -270,5 +275,5 @@ def flush() -> None:
 
 if __name__ == "__main__":
     os.dup2(2, 1)
-    gc.freeze()
+    entry.mind_edits()
     serve()

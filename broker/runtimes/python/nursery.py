@@ -81,6 +81,18 @@ class Nursery:
         """Gone, with all that it started. How it ended, if anybody knows."""
         return child.server.end(child)
 
+    def leave(self, child: Child) -> None:
+        """It has answered: nobody waits for its end, which comes with the next fork, or with `bury`."""
+        child.server.leave(child)
+
+    def leaving(self) -> bool:
+        return any(one.leaving for one in (self._server, *self._retired) if one is not None)
+
+    def bury(self) -> None:
+        for one in (self._server, *self._retired):
+            if one is not None:
+                one.bury()
+
     def refill(self) -> None:
         """So that the next calls need not wait for a fork."""
         while len(self._spares) < SPARES and not self._reuse:

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ class Server:
         self._control = control
         self._lock = threading.Lock()
         self._said = b""
+        self.leaving: deque[Child] = deque()  # they have answered
 
     def load(self, modules: list[str], seconds: float = LOAD_SECONDS) -> Loaded:
         return msgspec.convert(self._ask({"do": "load", "modules": modules}, seconds), Loaded)
@@ -97,6 +99,17 @@ class Server:
         self.children.add(child)
         return child
 
+    def leave(self, child: Child) -> None:
+        """It has answered, and ends: it is reaped with the next question."""
+        child.close()
+        self.leaving.append(child)
+
+    def bury(self) -> None:
+        """If there is no next question."""
+        if self.leaving:
+            with contextlib.suppress(ServerDied):
+                self._ask({"do": "bury"}, FORK_SECONDS)
+
     def end(self, child: Child) -> int | None:
         """Killed with its group, if it is alive, and gone. How it ended, if anybody knows."""
         child.kill()
@@ -112,8 +125,11 @@ class Server:
             if self.stopped:
                 raise ServerDied("its interpreter has ended")
             try:
+                leaving = [self.leaving.popleft() for _ in range(len(self.leaving))]
+                self.children.difference_update(leaving)
                 self._control.settimeout(seconds)
-                socket.send_fds(self._control, [_encode(what)], fds or [])
+                question = _encode({**what, "bury": [child.pid for child in leaving]})
+                socket.send_fds(self._control, [question], fds or [])
                 reply, reason = self._control.recv(PACKET), "ended"
             except OSError as error:
                 reply, reason = b"", f"gave no answer: {error}"
@@ -137,7 +153,7 @@ class Server:
 
     def stop(self) -> None:
         """Children that are alive end with it. Never waits: whoever asks it something just now hears that it died."""
-        for child in list(self.children):
+        for child in self.children - set(self.leaving):
             child.kill()
         self.process.kill()
         if self._lock.acquire(blocking=False):
