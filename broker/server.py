@@ -221,10 +221,22 @@ class Broker:
         kind, words = app.problem(entry)
         if kind:
             return kind, words
+        if app.full() and not self._make_room_for_an_entry(app):
+            return "PermissionError", f"{app.root} has too many tools that were asked for by their entry; name this one"
         cards = {card.name: card for card in self.settings.tool}
         self.registry.add(described([app.ask_for(entry)], cards)[0], app)
         self._settle_pauses()
         return self.registry.get(app.name_of(entry))
+
+    def _make_room_for_an_entry(self, app: App) -> bool:
+        """Names that have never been good for anything go first."""
+        for tool in self.registry.of(app):
+            self.dispatcher.catch_up(tool)
+            if app.asked_for(tool.name) and tool.calls == tool.failed:
+                app.give_up(tool.name)
+                self.registry.remove(tool)
+                return True
+        return False
 
     async def _warm(self) -> None:
         """Waits until each pool has one toolhost that answers, or has said why not."""

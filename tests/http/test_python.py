@@ -151,6 +151,24 @@ def test_the_number_of_such_tools_is_bounded(start_web, tmp_path):
     assert [one["error"]["type"] for one in answers[256:]] == ["PermissionError"] * 2
 
 
+def test_names_of_nothing_do_not_fill_the_table(start_web, tmp_path):
+    root = python_app(tmp_path / "app")
+    _, web = start_web(config=python_config(root, reuse=True))
+    answers = [ask(web, root, f"tools.vec:f{n}") for n in range(258)]
+    assert {one["error"]["type"] for one in answers} == {"AttributeError"}
+    assert ask(web, root, "tools.vec:greet", {"name": "Ada"})["ok"]
+
+
+def test_an_app_root_may_be_a_virtual_environment_itself(start_web, tmp_path):
+    root = python_app(tmp_path / "app")
+    (root / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    python_app(root / "inner", "def run(payload):\n    return 1\n")
+    (root / "inner" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    _, web = start_web(config=python_config(root))
+    assert ask(web, root, "tools.vec:greet", {"name": "Ada"})["ok"]
+    assert ask(web, root, "inner.tools.vec:run")["error"]["type"] == "PermissionError"
+
+
 def test_a_reload_keeps_them(start_web, tmp_path):
     root = python_app(tmp_path / "app")
     served, web = start_web(config=python_config(root))

@@ -116,16 +116,26 @@ class App(Waiting):
             return "ModuleNotFoundError", f"No module named {module!r} in the app"
         if not is_within(files[0], self.root):
             return "PermissionError", f"{module} is not a module of the app's own"
-        if len(self._asked) >= MOST_ASKED:
-            return "PermissionError", f"{self.root} has {MOST_ASKED} tools that were asked for by their entry; name it"
         return "", ""
+
+    def full(self) -> bool:
+        return len(self._asked) >= MOST_ASKED
 
     def ask_for(self, entry: str) -> ToolInfo:
         """It is a tool from now on."""
         name = self.name_of(entry)
-        self._targets[name] = _Target(entry, True)
         info = self._asked[name] = ToolInfo(name, name, deterministic=False)
         return info
+
+    def give_up(self, name: str) -> None:
+        """It is none any more; calls of it that wait may run."""
+        del self._asked[name]
+
+    def asked_for(self, name: str) -> bool:
+        return name in self._asked
+
+    def _target(self, name: str) -> _Target:
+        return self._targets.get(name) or _Target(name.removeprefix(f"{self.root}#"), True)
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +178,7 @@ class App(Waiting):
                 child.kill()
 
     def _call(self, work: Work) -> tuple[Child, Heard]:
-        target = self._targets[work.tool.name]
+        target = self._target(work.tool.name)
         payload = msgspec.json.decode(work.lines, type=_Line).input_json.encode()
         for _ in range(TRIES):
             child = self._nursery.take()
@@ -234,7 +244,7 @@ class App(Waiting):
     def expire(self, now: float) -> None:
         super().expire(now)
         self._nursery.look()
-        if not self.running and not self._ending and self._nursery.leaving():
+        if not self._ending and self._nursery.to_bury():
             self._threads.submit(self._nursery.bury)
         if self.closed is not None and not self.busy():
             self._end()

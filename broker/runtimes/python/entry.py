@@ -119,12 +119,13 @@ def is_within(path: str, root: str) -> bool:
     place, root = os.path.realpath(path), os.path.realpath(root)
     if not place.startswith(root.rstrip(os.sep) + os.sep):
         return False
+    place = os.path.dirname(place)
     while place != root:
-        place = os.path.dirname(place)
         if os.path.basename(place) in ("site-packages", "dist-packages", ".venv"):
             return False
         if os.path.exists(os.path.join(place, "pyvenv.cfg")):
             return False
+        place = os.path.dirname(place)
     return True
 
 

@@ -48,6 +48,7 @@ class Nursery:
         self._unfit: set[str] = set()
         self._stamps: list[tuple[str, int]] = []
         self._closed = False
+        self._burying = False  # soon
 
     # --- children ---------------------------------------------------------------------------------------------------
 
@@ -85,10 +86,15 @@ class Nursery:
         """It has answered: nobody waits for its end, which comes with the next fork, or with `bury`."""
         child.server.leave(child)
 
-    def leaving(self) -> bool:
-        return any(one.leaving for one in (self._server, *self._retired) if one is not None)
+    def to_bury(self) -> bool:
+        """Is there anything for `bury`? It is called if so, once."""
+        if self._burying or not any(one.leaving for one in (self._server, *self._retired) if one is not None):
+            return False
+        self._burying = True
+        return True
 
     def bury(self) -> None:
+        self._burying = False
         for one in (self._server, *self._retired):
             if one is not None:
                 one.bury()
