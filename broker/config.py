@@ -95,6 +95,26 @@ class OneShot(Struct, forbid_unknown_fields=True, kw_only=True):
     tags: list[str] = []
 
 
+class PythonTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[python.tools]]: a function of a Python app, by the name that it is called by."""
+
+    name: str
+    entry: str  # module:function
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: that of its [[python]]
+    schema: dict[str, Any] | None = None
+
+
+class Python(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[python]]: a Python app whose functions are tools: each call in a process of its own, forked from a warm one."""
+
+    app_root: str
+    python: str = ""  # an interpreter or a virtual environment; empty: <app_root>/.venv where there is one, else ours
+    reuse: bool = False  # processes are used again: modules keep what they hold, edits are not seen
+    timeout_seconds: Seconds = 10.0
+    max: Positive = 8  # calls at once
+    tools: list[PythonTool] = []
+
+
 class Idempotency(Struct, forbid_unknown_fields=True, kw_only=True):
     """[idempotency]: how long, and how many, results under a key are kept."""
 
@@ -168,6 +188,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     principal: list[Principal] = msgspec.field(default_factory=list)
     toolhost: list[Toolhost] = msgspec.field(default_factory=list)
     oneshot: list[OneShot] = msgspec.field(default_factory=list)
+    python: list[Python] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
@@ -278,7 +299,13 @@ def _alternatives(kind: type[Struct], key: str) -> str:
     return f"did you mean `{near[0]}`?" if near else "there are: " + ", ".join(kind.__struct_fields__)
 
 
-_LISTS: dict[str, type[Struct]] = {"toolhost": Toolhost, "oneshot": OneShot, "principal": Principal, "tool": Card}
+_LISTS: dict[str, type[Struct]] = {
+    "toolhost": Toolhost,
+    "oneshot": OneShot,
+    "python": Python,
+    "principal": Principal,
+    "tool": Card,
+}
 _SECTIONS: dict[str, type[Struct]] = {**TABLES, **_LISTS}
 
 
@@ -294,7 +321,7 @@ def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]
         unknown = re.search(r"unknown field `([^`]*)`", text)
         if unknown:
             section = place.split("[")[0]
-            kind = _SECTIONS.get(section, Config)
+            kind = PythonTool if re.match(r"python\[.*\.tools\[", place) else _SECTIONS.get(section, Config)
             inside = f"[{where.rstrip(',')}]" if where else "the top level"
             raise ConfigError(
                 f"{origin}: {inside} has no setting `{unknown.group(1)}`; {_alternatives(kind, unknown.group(1))}"
@@ -363,6 +390,7 @@ def _check(config: Config, path: Path | None) -> None:
         if one.name in named:
             raise ConfigError(f"{file}: two [[oneshot]] are called {one.name}; give one of them another name")
         named.add(one.name)
+    _check_python(config, file, named)
     cards: set[str] = set()
     for card in config.tool:
         if not card.name or card.name in cards:
@@ -375,6 +403,28 @@ def _check(config: Config, path: Path | None) -> None:
         address(config.http.listen, "http.listen")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
+
+
+def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
+    roots: set[str] = set()
+    for app in config.python:
+        root = os.path.realpath(app.app_root)
+        if not app.app_root or not os.path.isdir(root):
+            raise ConfigError(f"{file}: [[python]] app_root = {app.app_root!r}: there is no such folder")
+        if root in roots:
+            raise ConfigError(f"{file}: two [[python]] have the app root {root}; put their tools into one of them")
+        roots.add(root)
+        for tool in app.tools:
+            if not tool.name or tool.name.startswith("_"):
+                raise ConfigError(f"{file}: [[python.tools]] {tool.name!r} is no name for a tool")
+            module, _, function = tool.entry.partition(":")
+            if not module or not function:
+                raise ConfigError(
+                    f"{file}: [[python.tools]] {tool.name}: entry = {tool.entry!r}: write module:function"
+                )
+            if tool.name in named:
+                raise ConfigError(f"{file}: two tools are called {tool.name}; give one of them another name")
+            named.add(tool.name)
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker import config, errors
 from broker._native import lib
-from broker.config import Config
+from broker.config import Card, Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
@@ -39,6 +39,7 @@ from broker.runtimes.builtin import Builtin
 from broker.runtimes.commands import Commands
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
+from broker.runtimes.python.app import App
 from broker.runtimes.serve import ServeRuntime
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
@@ -68,6 +69,8 @@ class Broker:
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.commands: list[Commands] = []
         self._old_commands: list[Commands] = []
+        self.apps: list[App] = []
+        self._old_apps: list[App] = []
         self.control = Control(self)
         self.face: MachinaFace = MachinaFace(
             self.core,
@@ -103,6 +106,7 @@ class Broker:
         for runtime, spec, tools in await self._learn(self.settings):
             self._add(runtime, spec, tools)
         self._use_commands(self.settings)
+        self._use_apps(self.settings)
         if self.settings.http.listen:
             self._open_http()
         self._mind_names()
@@ -177,6 +181,62 @@ class Broker:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
 
+    def _use_apps(self, settings: Config) -> None:
+        """[[python]]: what has not changed stays warm."""
+        cards = {card.name: card for card in settings.tool}
+        before = {app.root: app for app in self.apps}
+        self.apps = []
+        for one in settings.python:
+            app = before.get(os.path.realpath(one.app_root))
+            if app is None or app.settings != one:
+                app = App(one, settings.limits, self.core, self._spawner, self.log)
+                app.prepare()
+            self.apps.append(app)
+        old = [app for app in before.values() if app not in self.apps]
+        for app in old:
+            for tool in self.registry.of(app):
+                self.registry.remove(tool)
+        for app in self.apps:
+            self._tools_of(app, cards)
+        self._settle_pauses()
+        for app in old:
+            app.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
+        self._old_apps = [app for app in (*self._old_apps, *old) if app.alive()]
+
+    def _tools_of(self, app: App, cards: dict[str, Card]) -> None:
+        self.registry.replace(app, described(app.tools(), cards))
+        for tool in self.registry.of(app):
+            tool.timeout = tool.stats.timeout = app.timeout_of(tool.name)
+
+    def entry(self, app_root: str, entry: str) -> Tool | tuple[str, str] | None:
+        """The tool that a namel3ss app means by it, or the class and the words of an error; none: not our app."""
+        root = os.path.realpath(app_root)
+        app = next((app for app in self.apps if app.root == root), None)
+        if app is None:
+            return None
+        tool = self.registry.get(app.name_of(entry))
+        if tool is not None:
+            return tool
+        kind, words = app.problem(entry)
+        if kind:
+            return kind, words
+        if app.full() and not self._make_room_for_an_entry(app):
+            return "PermissionError", f"{app.root} has too many tools that were asked for by their entry; name this one"
+        cards = {card.name: card for card in self.settings.tool}
+        self.registry.add(described([app.ask_for(entry)], cards)[0], app)
+        self._settle_pauses()
+        return self.registry.get(app.name_of(entry))
+
+    def _make_room_for_an_entry(self, app: App) -> bool:
+        """Names that have never been good for anything go first."""
+        for tool in self.registry.of(app):
+            self.dispatcher.catch_up(tool)
+            if app.asked_for(tool.name) and tool.calls == tool.failed:
+                app.give_up(tool.name)
+                self.registry.remove(tool)
+                return True
+        return False
+
     async def _warm(self) -> None:
         """Waits until each pool has one toolhost that answers, or has said why not."""
         deadline = time.monotonic() + STARTUP_SECONDS
@@ -189,9 +249,10 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
-    def everything(self) -> Iterator[Pool | Commands]:
+    def everything(self) -> Iterator[Pool | Commands | App]:
         yield from self.pools()
         yield from (*self.commands, *self._old_commands)
+        yield from (*self.apps, *self._old_apps)
 
     def _expire(self, now: float) -> None:
         for runtime in (*self.runtimes, *self._retired):
@@ -199,6 +260,9 @@ class Broker:
         self._retired = [runtime for runtime in self._retired if runtime.alive()]
         for command in self.commands:
             command.expire(now)
+        for app in (*self.apps, *self._old_apps):
+            app.expire(now)
+        self._old_apps = [app for app in self._old_apps if app.alive()]
         self.dispatcher.expire(now)
         self.face.expire(now)
         if self.http is not None:
@@ -268,6 +332,7 @@ class Broker:
     def _pool_of_tools(self) -> dict[Tool, str]:
         """Of all that can be made to wait. What the broker runs itself is done at once; a command is its own pool."""
         serving = {tool: one.program.name for one in self.runtimes for tool in self.registry.of(one)}
+        serving |= {tool: app.root for app in self.apps for tool in self.registry.of(app)}
         return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
 
     def _settle_pauses(self) -> None:
@@ -309,8 +374,10 @@ class Broker:
                 self._retired.append(runtime)
                 runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
             self._use_commands(settings)
+            self._use_apps(settings)
             self.settings.toolhost = settings.toolhost
             self.settings.oneshot = settings.oneshot
+            self.settings.python = settings.python
             self.settings.tool = settings.tool
             self._mind_names()
             rights = Book(settings.principal)
@@ -386,6 +453,7 @@ class Broker:
 
 def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:
     seen: dict[str, str] = {one.name: " ".join(one.command) for one in settings.oneshot}
+    seen |= {tool.name: app.app_root for app in settings.python for tool in app.tools}
     for runtime, _, tools in learned:
         for tool in tools:
             if tool.aid in seen:

@@ -25,7 +25,7 @@ def add(
         added.max = max(added.min, added.max)
         hosts.append(added)
         loaded.origins[f"toolhost.{added.name}"] = BY_NAME
-    elif demo and not hosts and not loaded.config.oneshot:
+    elif demo and not (hosts or loaded.config.oneshot or loaded.config.python):
         hosts.append(Toolhost(name="demo", plugins=[where.demo_plugin()]))
         loaded.origins["toolhost.demo"] = "nothing configured, so the demo tools"
     for host in hosts:

@@ -18,7 +18,21 @@ first steps:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from broker.cli import bench, breaker, call, lease, pause, reload, resume, serve, status, token, tools, where
+    from broker.cli import (
+        bench,
+        breaker,
+        call,
+        lease,
+        pause,
+        python_tool,
+        reload,
+        resume,
+        serve,
+        status,
+        token,
+        tools,
+        where,
+    )
 
     parser = argparse.ArgumentParser(
         prog="broker",
@@ -28,7 +42,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"toolhost-broker {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (serve, call, tools, status, lease, token, breaker, pause, resume, reload, bench, where):
+    for command in (
+        serve,
+        call,
+        tools,
+        status,
+        lease,
+        token,
+        breaker,
+        pause,
+        resume,
+        reload,
+        bench,
+        where,
+        python_tool,
+    ):
         command.add(commands)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:  # the usage that helps is the subcommand's

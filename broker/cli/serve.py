@@ -114,6 +114,8 @@ try, in another terminal:
 
 def check(loaded: Loaded) -> int:
     """Validates, and says what each setting is and where it came from."""
+    from broker.runtimes.python.app import interpreter
+
     settings = loaded.config
     print(f"configuration: {loaded.file or 'no file, defaults only'}")
     for section in config.TABLES:
@@ -131,6 +133,11 @@ def check(loaded: Loaded) -> int:
         for plugin in host.plugins or ["none: the binary's own tools"]:
             print(f"  plugin = {plugin}")
         print(f"  {host.min} to {host.max} processes a plugin, isolate = {host.isolate}")
+    for app in settings.python:
+        print(f"[[python]] {app.app_root}")
+        print(f"  python = {interpreter(app)}")
+        for one in app.tools:
+            print(f"  {one.name} = {one.entry}, {one.timeout_seconds or app.timeout_seconds:g} s")
     tools = _learn(settings)
     print(f"{len(tools)} tools:")
     for name, source in sorted(tools.items()):
@@ -148,6 +155,7 @@ def _learn(settings: Config) -> dict[str, str]:
     from broker.runtimes.program import programs
 
     found = {one.name: " ".join(one.command) for one in settings.oneshot}
+    found |= {tool.name: app.app_root for app in settings.python for tool in app.tools}
     with tempfile.TemporaryDirectory(prefix="toolhost-broker-check-") as private:
         for program in programs(settings, Path(private)):
             for tool in program.learn(Log())[1]:

@@ -133,12 +133,16 @@ def environment(ours: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, 
     return {**kept, **extra}
 
 
-def spawn(spec: Spec) -> Process:
-    """Starts a child of the calling *thread*: it dies with it."""
+def spawn(spec: Spec, channel: int = -1) -> Process:
+    """Starts a child of the calling *thread*: it dies with it. `channel` is its stdin, where that is to be no pipe."""
     parent_ends: list[int] = []
     child_ends: list[int] = []
     try:
         for direction in ("in", "out", "out"):
+            if direction == "in" and channel >= 0:
+                child_ends.append(os.dup(channel))
+                parent_ends.append(-1)
+                continue
             reader, writer = os.pipe2(os.O_CLOEXEC)
             ours, theirs = (writer, reader) if direction == "in" else (reader, writer)
             parent_ends.append(ours)
@@ -157,11 +161,11 @@ def spawn(spec: Spec) -> Process:
             raise
     except OSError as error:
         for fd in parent_ends:
-            os.close(fd)
+            close(fd)
         raise SpawnError(f"cannot start {spec.argv[0]}: {error.strerror}") from None
     except SpawnError:
         for fd in parent_ends:
-            os.close(fd)
+            close(fd)
         raise
     finally:
         for fd in child_ends:
@@ -218,9 +222,9 @@ class Spawner:
         self._thread = threading.Thread(target=self._run, name="broker-spawner", daemon=True)
         self._thread.start()
 
-    def start(self, spec: Spec, done: Callable[[Process | SpawnError], object]) -> None:
+    def start(self, spec: Spec, done: Callable[[Process | SpawnError], object], channel: int = -1) -> None:
         """Calls `done` on the spawner's own thread."""
-        self._jobs.put(lambda: self._spawn(spec, done))
+        self._jobs.put(lambda: self._spawn(spec, done, channel))
 
     def soon(self, job: Callable[[], object]) -> None:
         """Does it here, where no signal's handler can interrupt it. It must not take long."""
@@ -235,9 +239,9 @@ class Spawner:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _spawn(self, spec: Spec, done: Callable[[Process | SpawnError], object]) -> None:
+    def _spawn(self, spec: Spec, done: Callable[[Process | SpawnError], object], channel: int) -> None:
         try:
-            done(spawn(spec))
+            done(spawn(spec, channel))
         except SpawnError as error:
             done(error)
 

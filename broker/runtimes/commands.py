@@ -12,55 +12,29 @@ from broker import errors
 from broker.config import Limits
 from broker.config import OneShot as Settings
 from broker.errors import Refusal
-from broker.model import HUNG_UP, Caller, Judge, Work
+from broker.model import Work
 from broker.observe.log import Log
-from broker.policy.admission import Queue
-from broker.pool import verdicts
 from broker.pool.core import Core
 from broker.pool.process import Process
 from broker.runtimes.oneshot import count, run_command
+from broker.runtimes.waiting import Waiting
 
 
-class Commands:
+class Commands(Waiting):
     """One command: a runtime whose calls cost a start each time."""
 
     def __init__(self, settings: Settings, limits: Limits, core: Core, log: Log) -> None:
+        super().__init__(settings.max, limits, core)
         self.settings = settings
         self.source = " ".join(settings.command)
         self.timeout = settings.timeout_seconds or limits.timeout_seconds
-        self.queue = Queue()
-        self.running = 0
         self.calls = 0
-        self._limits = limits
-        self._core = core
         self._log = log
         self._threads = ThreadPoolExecutor(settings.max, thread_name_prefix="broker-command")
         self._children: set[Process] = set()
         self._children_lock = threading.Lock()
-        self.closed: Refusal | None = None
 
-    # --- work in ----------------------------------------------------------------------------------------------------
-
-    def submit(self, work: Work, now: float) -> None:
-        if self.closed is not None:
-            self._core.policy.rehome(work, self.closed)
-            return
-        self._core.queued_bytes += work.weight()
-        self.queue.push(work, now)
-        self.pump()
-
-    def pump(self) -> None:
-        """Starts what may run now, each caller in turn."""
-        for lane in self.queue:
-            if lane.tool.paused:
-                continue
-            while lane.lines and self.running < self.settings.max and self._core.processes < self._limits.processes:
-                work = lane.pop(1)
-                if work is None:
-                    break
-                self._core.queued_bytes -= work.weight()
-                self._start(work)
-            self.queue.turn(lane)
+    # --- one call ---------------------------------------------------------------------------------------------------
 
     def _start(self, work: Work) -> None:
         self.running += 1
@@ -104,42 +78,6 @@ class Commands:
         self.pump()
         self._core.flush()
 
-    # --- what happens elsewhere -------------------------------------------------------------------------------------
-
-    def revise(self, judge: Judge, index: int | None = None) -> None:
-        for lane in self.queue:
-            if index is None or lane.tool.index == index:
-                waiting = lane.clear()
-                self.queue.turn(lane)
-                for work in waiting:
-                    refusal = judge(work)
-                    if refusal is None:
-                        self.queue.push(work, work.queued)
-                    else:
-                        self._refuse(work, refusal)
-
-    def _refuse(self, work: Work, refusal: Refusal) -> None:
-        self._core.queued_bytes -= work.weight()
-        work.sink.refuse(work, refusal)
-
-    def forget(self, caller: Caller) -> None:
-        for work in self.queue.remove(caller):
-            self._refuse(work, HUNG_UP)
-
-    def expire(self, now: float) -> None:
-        for work in self.queue.overdue(now - self._limits.queue_seconds):
-            refusal = verdicts.overloaded(work.tool, self._limits.queue_seconds)
-            self._core.policy.noted(work.tool.name, refusal.kind.code, refusal.text)
-            self._refuse(work, refusal)
-        self.pump()
-
-    def drain(self, refusal: Refusal) -> None:
-        """What waits goes elsewhere or is refused; what runs may end."""
-        self.closed = refusal
-        for work in self.queue.clear():
-            self._core.queued_bytes -= work.weight()
-            self._core.policy.rehome(work, refusal)
-
     def close(self, refusal: Refusal) -> None:
         """Ends every process; their calls are answered `crash`."""
         self.drain(refusal)
@@ -147,11 +85,6 @@ class Commands:
             for child in self._children:
                 child.kill()
         self._threads.shutdown(wait=False)
-
-    def busy(self) -> bool:
-        return self.running > 0 or bool(self.queue)
-
-    alive = busy
 
 
 def _with_id(line: bytes, ids: bytes) -> bytes:

@@ -7,6 +7,7 @@ Only what is no request of the protocol has another one.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +40,8 @@ class Asking(Struct):
 
     tool_name: str = ""
     tool: str = ""
+    entry: Any = None
+    project: Any = None
     protocol_version: Any = 1
     payload: Raw | UnsetType = UNSET
     timeout_ms: float | None = None
@@ -75,18 +78,32 @@ class Namel3ss:
         name = asked.tool_name or asked.tool
         if not name:
             return _error("ValueError", 'the request has no "tool_name"', 400)
-        tool = self._broker.registry.get(name)
+        found = self._by_entry(asked)
+        if isinstance(found, tuple):
+            return _error(*found)
+        tool = found or self._broker.registry.get(name)
         if tool is None:
             return _error("ToolNotFound", f"tool not found: {name}")
         reply = understood(tool, await self._answer(request, tool, asked))
         if isinstance(reply, Refusal):
             return _error(CLASSES.get(reply.kind, reply.kind.code), reply.text)
         if reply.failed():
+            if reply.code:  # of a Python tool: its exception's class
+                return _error(reply.code, reply.error or "")
             return _error("ToolError", reply.error or f"{name} failed")
         result = reply.output_json.encode()
         if not is_json(result, limits.depth):
             return _error("ToolError", f"{name} put out what is not JSON")
         return answered({"ok": True, "result": Raw(result), "protocol_version": asked.protocol_version})
+
+    def _by_entry(self, asked: Asking) -> Tool | tuple[str, str] | None:
+        """A function of one of our apps; what is said of other apps' is what their tools' names say."""
+        root = asked.project.get("app_root") if isinstance(asked.project, dict) else None
+        if not asked.entry or not isinstance(asked.entry, str) or not isinstance(root, str):
+            return None
+        if not os.path.isabs(root) or "\0" in root + asked.entry:
+            return None
+        return self._broker.entry(root, asked.entry)
 
     async def _answer(self, request: Request, tool: Tool, asked: Asking) -> bytes | Refusal:
         """Within the client's own time: a tool that takes longer is answered for."""

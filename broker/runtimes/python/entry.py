@@ -1,0 +1,167 @@
+"""One request of namel3ss' local protocol: import module:function, call it, say what came of it.
+
+Run by the app's own interpreter, by path: nothing but the standard library of any Python from 3.8 on is used here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from importlib.machinery import SourceFileLoader
+from typing import Any, NamedTuple
+
+SETTLED_SECONDS = 2.0  # bytecode remembers its source's age in whole seconds
+
+
+class Outcome(NamedTuple):
+    """What came of a call."""
+
+    ok: bool
+    text: str  # the result, or {"type", "message"}, as JSON
+    code: int  # what the local protocol's process exits with
+    version: Any = 1  # of the protocol, as the request has it
+
+    def document(self) -> str:
+        """As namel3ss' own runner writes it."""
+        member = "result" if self.ok else "error"
+        ok = "true" if self.ok else "false"
+        return f'{{"ok": {ok}, "{member}": {self.text}, "protocol_version": {json.dumps(self.version)}}}'
+
+
+def failed(error: BaseException, code: int = 0, version: Any = 1) -> Outcome:
+    try:
+        words = str(error)
+    except Exception as worse:  # it is the tool's own class
+        words = f"its message cannot be had: {type(worse).__name__}"
+    return Outcome(False, json.dumps({"type": type(error).__name__, "message": words}), code, version)
+
+
+def answer(request: str) -> Outcome | None:
+    """To a whole request. Nothing is written of one that is no object."""
+    try:
+        asked = json.loads(request)
+    except Exception as error:
+        return failed(error, 1)
+    if not isinstance(asked, dict):
+        return None
+    version = asked.get("protocol_version", 1)
+    entry = asked.get("entry")
+    if not isinstance(entry, str) or not entry:
+        return failed(ValueError("Missing entry"), 1, version)
+    if ":" not in entry:
+        return failed(ValueError("Invalid entry"), 1, version)
+    return call(entry, asked.get("payload", {}))._replace(version=version)
+
+
+def call(entry: str, payload: Any, within: str = "", nan: bool = True) -> Outcome:
+    """`within`: the app root outside of which nothing is run. sys.exit and the like are the caller's to see."""
+    module_name, _, name = entry.partition(":")
+    try:
+        if within:
+            find_within(module_name, within)
+        module = importlib.import_module(module_name)
+        function = getattr(module, name)
+        if not callable(function):
+            raise TypeError("Entry target is not callable")
+        if within and not defined_in(function, module, within):
+            raise PermissionError(f"{entry} is not defined in the app's own module")
+        result = function(payload)
+    except Exception as error:
+        return failed(error)
+    try:
+        return Outcome(True, json.dumps(result, default=_plain, allow_nan=nan), 0)
+    except Exception as error:
+        if not nan and isinstance(error, ValueError) and "float" in str(error):
+            error = ValueError("the result has a number that JSON does not know (NaN or Infinity)")
+        return failed(error, 1)
+
+
+def _plain(value: Any) -> Any:
+    decimal = sys.modules.get("decimal")  # whoever has one has imported it
+    if decimal is not None and isinstance(value, decimal.Decimal):
+        whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if whole else str(value)
+    raise TypeError(f"Object of type {type(value)} is not JSON serializable")
+
+
+# --- only the app's own ----------------------------------------------------------------------------------------------
+
+
+def find_within(module: str, root: str) -> None:
+    """Before anything of it is run: is it a module of the app's own, all the way down?"""
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise PermissionError(f"{module!r} is no name of a module")
+    for count in range(1, len(parts) + 1):  # finding a module imports its parents, which have been found to be ours
+        name = ".".join(parts[:count])
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # __main__ and the like
+            raise PermissionError(f"{name} is not a module of the app's own") from None
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
+        if not places or not all(is_within(place, root) for place in places):
+            raise PermissionError(f"{name} is not a module of the app's own")
+
+
+def defined_in(function: Any, module: Any, root: str) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_within(file, root) and getattr(function, "__module__", None) == module.__name__
+
+
+def is_within(path: str, root: str) -> bool:
+    """Below the app root, and in no virtual environment there."""
+    place, root = os.path.realpath(path), os.path.realpath(root)
+    if not place.startswith(root.rstrip(os.sep) + os.sep):
+        return False
+    place = os.path.dirname(place)
+    while place != root:
+        if os.path.basename(place) in ("site-packages", "dist-packages", ".venv"):
+            return False
+        if os.path.exists(os.path.join(place, "pyvenv.cfg")):
+            return False
+        place = os.path.dirname(place)
+    return True
+
+
+# --- as a program ----------------------------------------------------------------------------------------------------
+
+
+def mind_edits() -> None:
+    """Two edits within a second look alike to bytecode: that of a file as young as that is not kept."""
+    write = SourceFileLoader.set_data
+
+    def set_data(self: Any, path: str, data: Any, **more: Any) -> None:
+        if time.time() - os.stat(self.path).st_mtime > SETTLED_SECONDS:
+            write(self, path, data, **more)
+
+    SourceFileLoader.set_data = set_data  # type: ignore[method-assign]
+
+
+def write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def main() -> int:
+    """The request on stdin, the answer on what was stdout: whatever the tool writes there goes to stderr."""
+    sys.path[0] = os.getcwd()
+    mind_edits()
+    private = os.dup(1)
+    os.dup2(2, 1)
+    outcome = answer(sys.stdin.read())
+    if outcome is None:
+        return 1
+    write_all(private, outcome.document().encode())
+    os.close(private)
+    return outcome.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

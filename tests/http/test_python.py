@@ -1,0 +1,178 @@
+"""namel3ss' requests with an entry: served for apps that are configured, and for nothing that is not the app's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Brokers
+from tests.support.http import Web
+from tests.support.python_app import python_app, python_config
+
+LOCAL = json.loads((Path(__file__).parent.parent / "vectors" / "namel3ss_local.json").read_text())
+SENT = json.loads((Path(__file__).parent.parent / "vectors" / "namel3ss_service.json").read_text())["request_as_sent"]
+MORE = """
+from functools import partial
+from json import dumps
+import os
+
+indirect = partial(os.system)
+borrowed = os.system
+
+class Made:
+    def __new__(cls, payload):
+        return payload
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("apps")
+    python_app(folder / "other", "def run(payload):\n    return 'not to be had'\n")
+    root = python_app(folder / "app")
+    python_app(root, MORE, "more")
+    python_app(root / ".venv" / "lib" / "site-packages", "def run(payload):\n    return 1\n")
+    (root / "loose.py").write_text("def run(payload):\n    return 'loose'\n")
+    (root / "link.py").symlink_to(folder / "other" / "tools" / "vec.py")
+    (root / "linked").symlink_to(folder / "other" / "tools")
+    (folder / "same").symlink_to(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory, app):
+    brokers = Brokers(tmp_path_factory.mktemp("python-web"))
+    config = python_config(app, "fail", "nan")
+    yield Web(brokers.start("--http", "127.0.0.1:0", config=config).ready)
+    brokers.end()
+
+
+def ask(web, app_root, entry, payload=None, tool="whatever"):
+    project = {"app_root": str(app_root), "flow": None}
+    body = {**SENT["body_json"], "tool_name": tool, "entry": entry, "payload": payload or {}, "project": project}
+    answer = web.ask("POST", "/tools", body, {"Content-Type": "application/json"})
+    assert answer.status == 200
+    return answer.json
+
+
+def test_an_entry_of_a_configured_app_is_served(web, app):
+    expected = {"ok": True, "result": {"message": "Hello Ada", "ok": True}, "protocol_version": 1}
+    assert ask(web, app, "tools.vec:greet", {"name": "Ada"}) == expected
+    assert ask(web, app.parent / "same", "tools.vec:greet", {"name": "Ada"}) == expected, "by its real path"
+    assert ask(web, app, "loose:run")["result"] == "loose"
+    assert ask(web, app, "tools.more:Made", {"a": 1})["result"] == {"a": 1}
+
+
+def test_it_has_a_name_of_its_own(web, app):
+    ask(web, app, "tools.vec:greet", {"name": "Ada"})
+    name = f"{app}#tools.vec:greet"
+    assert name in [tool["name"] for tool in web.get("/v1/tools").json["tools"]]
+    assert web.execute(name, {"name": "Ada"}).json["output"]["message"] == "Hello Ada"
+
+
+def test_where_the_configuration_names_it_that_is_its_name(web, app):
+    assert ask(web, app, "tools.vec:fail")["error"] == {"type": "ValueError", "message": "Missing input"}
+    assert f"{app}#tools.vec:fail" not in [tool["name"] for tool in web.get("/v1/tools").json["tools"]]
+
+
+@pytest.mark.parametrize("vector", LOCAL, ids=lambda vector: vector["id"])
+def test_errors_are_those_of_namel3ss_own_runner(web, app, vector):
+    asked, expected = json.loads(vector["stdin"]), vector["expect"]["stdout_json"]
+    found = ask(web, app, asked["entry"], asked["payload"])
+    if expected["ok"] or vector["id"] == "missing_module":
+        assert found["ok"] is expected["ok"]
+        assert expected["ok"] or found["error"]["type"] == "ModuleNotFoundError"
+    else:
+        assert found["error"] == expected["error"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "os:system",
+        "posix:system",
+        "builtins:eval",
+        "subprocess:getoutput",
+        "tools.vec:system",
+        "tools.vec:os",
+        "tools.more:dumps",
+        "tools.more:indirect",
+        "tools.more:borrowed",
+        "__main__:load",
+        "..other.tools.vec:run",
+        "../other/tools/vec:run",
+        "/etc/passwd:run",
+        "link:run",
+        "linked.vec:run",
+        ".venv.lib.site-packages.tools.vec:run",
+        "tools.vec",
+        ":run",
+        "tools.vec:",
+        "tools..vec:greet",
+        "tools.vec\u0000:greet",
+        "x" * 2000 + ":run",
+    ],
+)
+def test_nothing_but_the_apps_own_functions_is_run(web, app, entry):
+    found = ask(web, app, entry, "touch /tmp/never")
+    assert found["ok"] is False
+    assert found["error"]["type"] in (
+        "PermissionError",
+        "ModuleNotFoundError",
+        "ValueError",
+        "TypeError",
+        "ToolNotFound",
+    )
+    assert not os.path.exists("/tmp/never")
+
+
+def test_apps_that_are_not_configured_are_not_served(web, app):
+    for root in (app.parent / "other", app / "tools", app.parent, "/", "relative", ""):
+        assert ask(web, root, "tools.vec:run")["error"] == {
+            "type": "ToolNotFound",
+            "message": "tool not found: whatever",
+        }
+
+
+def test_numbers_that_json_does_not_know_are_the_tools_error(web, app):
+    found = ask(web, app, "tools.vec:nan")
+    assert (found["error"]["type"], found["ok"]) == ("ValueError", False)
+
+
+def test_the_number_of_such_tools_is_bounded(start_web, tmp_path):
+    source = "".join(f"def f{n}(payload):\n    return {n}\n" for n in range(260))
+    root = python_app(tmp_path / "app", source)
+    _, web = start_web(config=python_config(root, reuse=True))
+    answers = [ask(web, root, f"tools.vec:f{n}") for n in range(258)]
+    assert [one.get("result") for one in answers[:256]] == list(range(256))
+    assert [one["error"]["type"] for one in answers[256:]] == ["PermissionError"] * 2
+
+
+def test_names_of_nothing_do_not_fill_the_table(start_web, tmp_path):
+    root = python_app(tmp_path / "app")
+    _, web = start_web(config=python_config(root, reuse=True))
+    answers = [ask(web, root, f"tools.vec:f{n}") for n in range(258)]
+    assert {one["error"]["type"] for one in answers} == {"AttributeError"}
+    assert ask(web, root, "tools.vec:greet", {"name": "Ada"})["ok"]
+
+
+def test_an_app_root_may_be_a_virtual_environment_itself(start_web, tmp_path):
+    root = python_app(tmp_path / "app")
+    (root / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    python_app(root / "inner", "def run(payload):\n    return 1\n")
+    (root / "inner" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    _, web = start_web(config=python_config(root))
+    assert ask(web, root, "tools.vec:greet", {"name": "Ada"})["ok"]
+    assert ask(web, root, "inner.tools.vec:run")["error"]["type"] == "PermissionError"
+
+
+def test_a_reload_keeps_them(start_web, tmp_path):
+    root = python_app(tmp_path / "app")
+    served, web = start_web(config=python_config(root))
+    assert ask(web, root, "tools.vec:greet", {"name": "Ada"})["ok"]
+    with served.operator() as operator:
+        assert operator.ask({"aid": "_reload"})["ok"]
+    assert served.call(f"{root}#tools.vec:greet", name="Ada")["ok"]
