@@ -72,12 +72,13 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _tools(tools: list[dict[str, Any]]) -> str:
-    """A row for each face that a tool was called through; all but its times are the tool's."""
-    rows = []
+    """A row for each face that a tool was called through; what is the tool's as a whole stands in the first one."""
+    rows: list[tuple[Any, ...]] = []
     for tool in tools:
+        mine, breaker = (tool["aid"], tool["calls"], tool["failed"]), tool["breaker"]
         for face, times in tool["latency"].items() or [("", {"p50_ms": "", "p99_ms": ""})]:
-            mine = tool["aid"], tool["calls"], tool["failed"]
-            rows.append((*mine, face, times["p50_ms"], times["p99_ms"], tool["breaker"]))
+            rows.append((*mine, face, times["p50_ms"], times["p99_ms"], breaker))
+            mine, breaker = ("", "", ""), ""
     return table(rows, ("TOOL", "CALLS", "FAILED", "FACE", "P50 MS", "P99 MS", "BREAKER"))
 
 

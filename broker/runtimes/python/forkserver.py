@@ -46,7 +46,6 @@ _spec.loader.exec_module(entry)
 
 PACKET = 1 << 20
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-EMPTY = bytes(8)
 
 root = os.getcwd()
 by_top: dict[str, list[str]] = {}
