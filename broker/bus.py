@@ -83,4 +83,3 @@ class Bus:
         if text != self._told:
             self._told = text
             self._log.warning("nats", url=self.url, reason=text)
-
