@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,7 @@ class Server(Struct, forbid_unknown_fields=True, kw_only=True):
     tcp: str = ""  # HOST:PORT; empty: no TCP
     insecure: bool = False  # TCP beyond loopback without a token
     max_connections: Positive = 4096
+    state_file: str = ""  # where the state of named sessions is kept across restarts; empty: nowhere
     drain_seconds: Annotated[float, Meta(ge=0)] = 10.0
 
 
@@ -53,6 +54,7 @@ class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
     sessions: Positive = 1024
     session_bytes: Positive = 64 * MB  # of all sessions together
     session_idle_seconds: Seconds = 900.0
+    state_bytes: Positive = 256 * 1024  # of one session's state, which event tools patch
     rlimit_as_mb: Natural = 1024  # of one toolhost; 0: not set
     rlimit_fsize_mb: Natural = 16
     rlimit_nofile: Natural = 64
@@ -113,6 +115,23 @@ class Python(Struct, forbid_unknown_fields=True, kw_only=True):
     timeout_seconds: Seconds = 10.0
     max: Positive = 8  # calls at once
     tools: list[PythonTool] = []
+
+
+class EventTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[[events]]: a tool that is a command: started for each call, tells of itself in events until it is done."""
+
+    name: str
+    command: list[str]
+    cwd: str = ""
+    env: dict[str, str] = {}
+    timeout_seconds: Seconds = 30.0
+    input: Literal["wrapped", "flat"] = "wrapped"  # {requestId, tool, operation, input}, or the input itself
+    operation: str = "run"  # what `operation` says where the input is wrapped
+    assets: list[str] = []  # folders that its assets have to be in; empty: anywhere
+    max: Positive = 8  # at once
+    deterministic: bool = False
+    side_effects: list[str] = []
+    tags: list[str] = []
 
 
 class Idempotency(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -189,6 +208,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     toolhost: list[Toolhost] = msgspec.field(default_factory=list)
     oneshot: list[OneShot] = msgspec.field(default_factory=list)
     python: list[Python] = msgspec.field(default_factory=list)
+    events: list[EventTool] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
@@ -303,6 +323,7 @@ _LISTS: dict[str, type[Struct]] = {
     "toolhost": Toolhost,
     "oneshot": OneShot,
     "python": Python,
+    "events": EventTool,
     "principal": Principal,
     "tool": Card,
 }
@@ -382,14 +403,16 @@ def _check(config: Config, path: Path | None) -> None:
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
     named: set[str] = set()
-    for one in config.oneshot:
-        if not one.name or one.name.startswith("_"):
-            raise ConfigError(f"{file}: [[oneshot]] {one.name!r} is no name for a tool")
-        if not one.command:
-            raise ConfigError(f"{file}: [[oneshot]] {one.name}: command is a list, the program first")
-        if one.name in named:
-            raise ConfigError(f"{file}: two [[oneshot]] are called {one.name}; give one of them another name")
-        named.add(one.name)
+    commands: dict[str, Sequence[OneShot | EventTool]] = {"[[oneshot]]": config.oneshot, "[[events]]": config.events}
+    for section, ones in commands.items():
+        for one in ones:
+            if not one.name or one.name.startswith("_"):
+                raise ConfigError(f"{file}: {section} {one.name!r} is no name for a tool")
+            if not one.command or not one.command[0]:
+                raise ConfigError(f"{file}: {section} {one.name}: command is a list, the program first")
+            if one.name in named:
+                raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
+            named.add(one.name)
     _check_python(config, file, named)
     cards: set[str] = set()
     for card in config.tool:

@@ -42,6 +42,7 @@ class ToolInfo(msgspec.Struct, frozen=True, rename={"schema": "input_schema"}):
     schema: dict[str, Any] | None = None
     files: bool = False  # it may leave files in the folder of a call's job
     checks: bool = False  # it checks its input itself: the schema is for readers
+    live: bool = False  # its calls tell of themselves while they run, and may change their session's second document
 
 
 class Tool:
@@ -126,6 +127,30 @@ class Place(NamedTuple):
     largest: int  # bytes of a file
 
 
+class Live(Protocol):
+    """What a call of a tool that tells of itself while it runs brings along."""
+
+    @property
+    def stream(self) -> bool:
+        """The caller wants to hear of it at once."""
+
+    @property
+    def request(self) -> str:
+        """The caller's own name for the call; empty where it has none."""
+
+    def begin(self) -> None:
+        """From now on it may patch."""
+
+    def patch(self, patch: bytes) -> str:
+        """Merges it into the session's second document, whole or not at all; why not, where not."""
+
+    def state(self) -> bytes:
+        """That document."""
+
+    def end(self) -> None:
+        """It has patched for the last time."""
+
+
 class Named(Protocol):
     """Somebody with rights."""
 
@@ -162,12 +187,18 @@ class Caller(Named, Protocol):
     def full(self, work: Work) -> bool:
         """So many replies are waiting to be read, or for their turn, that this work had better wait, too."""
 
+    def behind(self) -> bool:
+        """It does not read what it is told."""
+
 
 class Sink(Protocol):
     """Where replies go."""
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         """`count` reply lines for the next `count` calls of `work`, ids spliced in."""
+
+    def tell(self, work: Work, members: bytes) -> None:
+        """An event of a call under way, as members of an object."""
 
     def repeat(self, work: Work, entry: Entry) -> None:
         """The answer is a hit: it can be had from the entry when there is room for it."""
@@ -240,6 +271,7 @@ class Work:
         "ids",
         "job",
         "lines",
+        "live",
         "moved",
         "moves",
         "queued",
@@ -267,6 +299,7 @@ class Work:
         self.suspect = tool  # of a line of our own: whose call it is about
         self.entries: list[Any] | None = None  # of a run of calls with keys, one a call (tb_entry *, held)
         self.job: Place | None = None  # where files of its may be put
+        self.live: Live | None = None
         self.at = -1  # the place of its first reply in the caller's order; negative: it may overtake
 
     def weight(self) -> int:
@@ -315,7 +348,13 @@ class _Nobody:
     def full(self, work: Work) -> bool:  # noqa: ARG002
         return False
 
+    def behind(self) -> bool:
+        return False
+
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
+        pass
+
+    def tell(self, work: Work, members: bytes) -> None:
         pass
 
     def repeat(self, work: Work, entry: Entry) -> None:

@@ -96,10 +96,10 @@ class Registry:
         return self._plain[rights]
 
     def gate(self, tool: Tool) -> None:
-        """Plain calls need no look while the breaker is closed, no lease is asked for, no schema has to be fitted, and
-        the caller has the right."""
+        """Plain calls need no look while the breaker is closed, no lease is asked for, no schema has to be fitted, it
+        does not tell of itself while it runs, and the caller has the right."""
         closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
-        closed = closed or tool.schema is not None
+        closed = closed or tool.schema is not None or tool.info.live
         for rights, table in self._tables.items():
             lib.tb_tools_open(table, tool.index, not closed and rights.allow(tool))
         for rights, plain in self._plain.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker import config, errors
 from broker._native import lib
+from broker.assets import Assets
 from broker.config import Card, Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
@@ -37,6 +38,8 @@ from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
 from broker.runtimes.builtin import Builtin
 from broker.runtimes.commands import Commands
+from broker.runtimes.events.tool import EventTool
+from broker.runtimes.events.tool import describe as describe_events
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
@@ -67,8 +70,9 @@ class Broker:
         self.core.waiting_bytes = lambda: self.dispatcher.waiting.size
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
-        self.commands: list[Commands] = []
-        self._old_commands: list[Commands] = []
+        self.commands: list[Commands | EventTool] = []
+        self._old_commands: list[Commands | EventTool] = []
+        self.assets = Assets()
         self.apps: list[App] = []
         self._old_apps: list[App] = []
         self.control = Control(self)
@@ -167,19 +171,24 @@ class Broker:
         runtime.start(spec, self.registry.of(runtime))
 
     def _use_commands(self, settings: Config) -> None:
-        """[[oneshot]]: they have no processes to keep, so all of them are made anew."""
+        """[[oneshot]] and [[events]]: they have no processes to keep, so all of them are made anew."""
         for command in self.commands:
             for tool in self.registry.of(command):
                 self.registry.remove(tool)
         old, self.commands = self.commands, []
         for one in settings.oneshot:
-            command = Commands(one, settings.limits, self.core, self.log)
-            self.registry.add(described([describe(one)], cards(settings))[0], command)
-            self.commands.append(command)
+            self._add_command(Commands(one, settings.limits, self.core, self.log), describe(one), settings)
+        for events in settings.events:
+            runtime = EventTool(events, settings.limits, self.core, self.assets, self.log)
+            self._add_command(runtime, describe_events(events), settings)
         self._settle_pauses()  # before those that waited for the old ones go to the new ones
         for command in old:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
+
+    def _add_command(self, command: Commands | EventTool, info: ToolInfo, settings: Config) -> None:
+        self.registry.add(described([info], cards(settings))[0], command)
+        self.commands.append(command)
 
     def _use_apps(self, settings: Config) -> None:
         """[[python]]: what has not changed stays warm."""
@@ -249,7 +258,7 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
-    def everything(self) -> Iterator[Pool | Commands | App]:
+    def everything(self) -> Iterator[Pool | Commands | EventTool | App]:
         yield from self.pools()
         yield from (*self.commands, *self._old_commands)
         yield from (*self.apps, *self._old_apps)
@@ -258,7 +267,7 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             runtime.expire(now)
         self._retired = [runtime for runtime in self._retired if runtime.alive()]
-        for command in self.commands:
+        for command in (*self.commands, *self._old_commands):
             command.expire(now)
         for app in (*self.apps, *self._old_apps):
             app.expire(now)
@@ -303,7 +312,7 @@ class Broker:
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
 
     def _pump(self) -> None:
-        for pool in self.pools():
+        for pool in self.everything():
             pool.pump()
         self.core.flush()
 
@@ -377,6 +386,7 @@ class Broker:
             self._use_apps(settings)
             self.settings.toolhost = settings.toolhost
             self.settings.oneshot = settings.oneshot
+            self.settings.events = settings.events
             self.settings.python = settings.python
             self.settings.tool = settings.tool
             self._mind_names()
@@ -453,6 +463,7 @@ class Broker:
 
 def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:
     seen: dict[str, str] = {one.name: " ".join(one.command) for one in settings.oneshot}
+    seen |= {one.name: " ".join(one.command) for one in settings.events}
     seen |= {tool.name: app.app_root for app in settings.python for tool in app.tools}
     for runtime, _, tools in learned:
         for tool in tools:

@@ -17,7 +17,7 @@ from broker.policy import sessions
 from broker.policy.breaker import Breaker
 from broker.policy.idempotency import Entry, new_entry
 from broker.policy.leases import Lease
-from broker.policy.sessions import Session
+from broker.policy.sessions import Session, Sessions
 
 if TYPE_CHECKING:
     from broker.dispatch import Dispatcher
@@ -37,6 +37,8 @@ class Call(msgspec.Struct):
     lease: str = ""
     ds_state: bytes | None = None
     session: Hashable = None
+    stream: bool = False  # the caller wants to hear of it while it runs
+    request: str = ""  # the caller's own name for it
     job: Place | None = None  # where files of its may be put
 
     def input_json(self) -> str:
@@ -151,6 +153,8 @@ class Ticket:
         work.moved = self.weight > 0  # it has waited for its session
         work.at = self.call.at
         work.job = call.job
+        if call.tool.info.live:
+            work.live = LiveCall(call, self._dispatcher.sessions, self._dispatcher.limits.state_bytes)
         return work
 
     def _submit(self, lines: bytes, now: float) -> None:
@@ -201,6 +205,9 @@ class Ticket:
             self._finish(self.entry, lines, now)
         self._sink.deliver(work, lines, count)
         self.done = True
+
+    def tell(self, work: Work, members: bytes) -> None:
+        self._sink.tell(work, members)
 
     def repeat(self, work: Work, entry: Entry) -> None:
         """A duplicate has no ticket of its own."""
@@ -297,6 +304,40 @@ class Ticket:
         self._session = None
 
 
+class LiveCall:
+    """A call of a tool that tells of itself while it runs: its part of the session."""
+
+    __slots__ = ("_call", "_most", "_session", "_sessions")
+
+    def __init__(self, call: Call, sessions: Sessions, most: int) -> None:
+        self._call = call
+        self._sessions = sessions
+        self._most = most
+        self._session = Session()  # of nobody else, where it has none
+
+    @property
+    def stream(self) -> bool:
+        return self._call.stream
+
+    @property
+    def request(self) -> str:
+        return self._call.request
+
+    def begin(self) -> None:
+        if self._call.session is not None:
+            self._session = self._sessions.get(self._call.session, time.monotonic())
+        self._session.users += 1
+
+    def patch(self, patch: bytes) -> str:
+        return self._sessions.patch(self._session, patch, self._most, time.monotonic())
+
+    def state(self) -> bytes:
+        return self._session.text
+
+    def end(self) -> None:
+        self._session.users -= 1
+
+
 class Convoy:
     """The ticket of a run of calls with keys: as long as all goes well the board settles them, and Python sees only the
     run. Where something happens to a call, it gets a ticket of its own."""
@@ -316,6 +357,9 @@ class Convoy:
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
         """Of a call that had its toolhost to itself."""
         self._alone(work).deliver(work, lines, 1)
+
+    def tell(self, work: Work, members: bytes) -> None:
+        """The board has no such tools."""
 
     def repeat(self, work: Work, entry: Entry) -> None:
         """These calls are the first of their keys."""

@@ -69,6 +69,12 @@ class _Caller:
     def full(self, work: Work) -> bool:  # noqa: ARG002
         return False
 
+    def behind(self) -> bool:
+        return False
+
+    def tell(self, work: Work, members: bytes) -> None:
+        """Nobody listens: the reply has the events."""
+
     def leave(self) -> None:
         self._left = True
 
@@ -317,6 +323,9 @@ class Embedded:
         """Plain calls are lent nothing."""
 
     def full(self, work: Work) -> bool:  # noqa: ARG002
+        return False
+
+    def behind(self) -> bool:
         return False
 
     def _considered(

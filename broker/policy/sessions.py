@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
+from broker.policy.story import EMPTY, Story
+
 SLOT = re.compile(r"(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])")
 
 
@@ -93,15 +95,27 @@ class Waiter(Protocol):
 class Session:
     """One caller's state, and the calls that wait for their turn on it."""
 
-    __slots__ = ("dropped", "holder", "size", "slots", "used", "waiting")
+    __slots__ = ("dropped", "holder", "size", "slots", "story", "used", "users", "waiting")
 
     def __init__(self) -> None:
         self.slots: Slots = {}
+        self.story: Story | None = None  # its second document, where event tools have made one
+        self.users = 0  # calls under way that may change it
         self.size = 0
         self.used = 0.0
         self.holder: Any = None  # the call that has it
         self.dropped = False  # nobody will find it again
         self.waiting: deque[Any] = deque()  # Waiters; the owner knows how they go on
+
+    @property
+    def needed(self) -> bool:
+        """Somebody would miss it."""
+        return self.busy or self.users > 0 or bool(self.waiting)
+
+    @property
+    def text(self) -> bytes:
+        """The second document."""
+        return self.story.text if self.story is not None else EMPTY
 
     @property
     def busy(self) -> bool:
@@ -117,6 +131,7 @@ class Sessions:
         self._idle = idle_seconds
         self._sessions: OrderedDict[Hashable, Session] = OrderedDict()
         self.size = 0
+        self.told = 0  # times that a second document has changed, or gone
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -138,10 +153,54 @@ class Sessions:
         if session.dropped:
             return
         size = sum(len(key) + len(bytes(value)) for key, value in slots.items())
+        size += len(session.story.text) if session.story is not None else 0
         self.size += size - session.size
         session.size = size
         session.slots = {slot: value.copy() for slot, value in slots.items()}  # not the whole line that they came in
         session.used = now
+        self._shrink()
+
+    def find(self, key: Hashable) -> Session | None:
+        """Nobody's use of it."""
+        return self._sessions.get(key)
+
+    def patch(self, session: Session, patch: bytes, most: int, now: float) -> str:
+        """Merges it into the second document; or why not."""
+        story = session.story or Story()
+        before = len(story.text) if session.story is not None else 0
+        problem = story.patch(patch, most)
+        if problem:
+            return problem
+        session.story = story
+        session.used = now
+        if not session.dropped:
+            self.told += 1
+            session.size += len(story.text) - before
+            self.size += len(story.text) - before
+            self._shrink()
+        return ""
+
+    def forget_story(self, key: Hashable) -> bool:
+        """Was there one?"""
+        session = self._sessions.get(key)
+        if session is None or session.story is None:
+            return False
+        self.size -= len(session.story.text)
+        session.size -= len(session.story.text)
+        session.story = None
+        self.told += 1
+        return True
+
+    def stories(self) -> list[tuple[Hashable, bytes]]:
+        """All second documents, the least recently used first."""
+        return [(key, session.story.text) for key, session in self._sessions.items() if session.story is not None]
+
+    def restore(self, key: Hashable, text: bytes, now: float) -> None:
+        """One that was written down before."""
+        session = self.get(key, now)
+        session.story = Story(text)
+        session.size += len(text)
+        self.size += len(text)
         self._shrink()
 
     def drop(self, key: Hashable) -> None:
@@ -149,12 +208,13 @@ class Sessions:
         if session is not None:
             self.size -= session.size
             session.dropped = True
+            self.told += session.story is not None
 
     def expire(self, now: float) -> None:
         for key, session in list(self._sessions.items()):
             if now - session.used < self._idle:
                 break
-            if not session.busy and not session.waiting:
+            if not session.needed:
                 self.drop(key)
 
     def _shrink(self) -> None:
@@ -164,7 +224,7 @@ class Sessions:
         for key, session in list(self._sessions.items()):
             if len(self._sessions) <= self._most and self.size <= self._most_bytes:
                 return
-            if key != newest and not session.busy and not session.waiting:
+            if key != newest and not session.needed:
                 self.drop(key)
 
 

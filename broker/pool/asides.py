@@ -42,6 +42,9 @@ class Aside:
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
         self._answered(lines)
 
+    def tell(self, work: Work, members: bytes) -> None:
+        """Toolhosts do not tell of calls under way."""
+
     def repeat(self, work: Work, entry: Entry) -> None:
         """Nobody asks for the same twice."""
 
@@ -55,6 +58,9 @@ class Aside:
         """Nothing is lent to us."""
 
     def full(self, work: Work) -> bool:  # noqa: ARG002
+        return False
+
+    def behind(self) -> bool:
         return False
 
 

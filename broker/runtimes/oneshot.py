@@ -75,7 +75,7 @@ def run_process(
     child = process.spawn(spec)
     born(child)
     try:
-        with _no_deadly_pipes():
+        with no_deadly_pipes():
             return child, *_converse(child, line, seconds, most)
     finally:
         child.kill()
@@ -163,7 +163,7 @@ def _converse(child: Process, line: bytes, seconds: float, most: int) -> tuple[b
     while (wait := deadline - time.monotonic()) > 0:
         ready = {fd for fd, _ in poller.poll(wait * 1000 + 1)}
         if child.stdin in ready:
-            left = _write(child, left, poller)
+            left = write_some(child, left, poller)
         dry = True
         for fd, kept in ((child.stdout, output), (child.stderr, said)):
             if fd in ready:
@@ -181,7 +181,7 @@ def _converse(child: Process, line: bytes, seconds: float, most: int) -> tuple[b
 
 
 @contextlib.contextmanager
-def _no_deadly_pipes() -> Iterator[None]:
+def no_deadly_pipes() -> Iterator[None]:
     """A program may have SIGPIPE end it: a command that does not read must not take it along."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
     try:
@@ -192,7 +192,7 @@ def _no_deadly_pipes() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write(child: Process, left: memoryview, poller: select.poll) -> memoryview:
+def write_some(child: Process, left: memoryview, poller: select.poll) -> memoryview:
     try:
         left = left[os.write(child.stdin, left) :]
     except BlockingIOError:

@@ -116,7 +116,7 @@ def test_mistakes_are_named(command, tmp_path):
     for text, words in (
         ('[[oneshot]]\nname = "a"\ncommand = []\n', "command is a list"),
         ('[[oneshot]]\nname = "_a"\ncommand = ["x"]\n', "no name for a tool"),
-        (command() * 2, "two [[oneshot]] are called"),
+        (command() * 2, "two tools are called"),
         ('[[oneshot]]\nname = "a"\ncomand = ["x"]\n', "did you mean `command`?"),
     ):
         file.write_text(text)

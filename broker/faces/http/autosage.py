@@ -16,10 +16,11 @@ from broker.errors import Refusal
 from broker.faces.http import toolresult
 from broker.faces.http.caller import Asked, Caller, HttpCall, Said, understood
 from broker.faces.http.records import descriptor, keys_of, record
-from broker.faces.http.request import Request, Response, answered, is_json, refused, retry_after, trouble
+from broker.faces.http.request import Request, Response, answered, refused, retry_after, trouble
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
 from broker.model import Tool, ToolInfo
+from broker.wire import is_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -75,12 +75,24 @@ class Asked(NamedTuple):
     session: str = ""
     ds_state: bytes | None = None
     place: Place | None = None
+    request: str = ""
+    listener: Listener | None = None
+
+
+class Listener(Protocol):
+    """Somebody who wants to hear of a call while it runs."""
+
+    def hear(self, members: bytes) -> None:
+        """An event, as members of an object."""
+
+    def behind(self) -> bool:
+        """What was said before has not been read."""
 
 
 class HttpCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_home", "_left", "_tell", "number", "principal", "stateful")
+    __slots__ = ("_home", "_left", "_tell", "listener", "number", "principal", "stateful")
 
     face = "http"
     line: Any = None
@@ -96,6 +108,7 @@ class HttpCall:
         self._tell: Callable[[bytes | Refusal], object] | None = tell
         self._left = False
         self.stateful = False  # it is a session of its own
+        self.listener: Listener | None = None
         self._home = home
 
     @property
@@ -130,6 +143,13 @@ class HttpCall:
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:  # noqa: ARG002
         self.settle(lines)
+
+    def tell(self, work: Work, members: bytes) -> None:  # noqa: ARG002
+        if self.listener is not None and not self._left:
+            self.listener.hear(members)
+
+    def behind(self) -> bool:
+        return self.listener is not None and not self._left and self.listener.behind()
 
     def repeat(self, work: Work, entry: Entry) -> None:  # noqa: ARG002
         self.settle(entry.hit(None))
@@ -202,9 +222,11 @@ class Caller:
             lines = b'{"aid":' + _encode(tool.name) + b',"input_json":' + _encode(given) + b"}\n"
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
-        if asked.ds_state is not None:
-            session: Hashable = (asked.session and (caller.principal, asked.session)) or caller
-            call.session, caller.stateful = session, session is caller
+        call.request, call.stream, caller.listener = asked.request, asked.listener is not None, asked.listener
+        if asked.session:
+            call.session = (caller.principal, asked.session)
+        elif asked.ds_state is not None:
+            call.session, caller.stateful = caller, True
         return dispatcher.admit(call, caller, caller, time.monotonic())
 
     def _flush(self) -> None:

@@ -16,7 +16,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http.caller import Asked, Caller, understood
-from broker.faces.http.request import Request, Response, answered, is_json
+from broker.faces.http.request import Request, Response, answered
+from broker.wire import is_json
 
 if TYPE_CHECKING:
     from broker.faces.http.app import App

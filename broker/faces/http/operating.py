@@ -10,9 +10,10 @@ import msgspec
 
 from broker import errors
 from broker.errors import Refusal
-from broker.faces.http.request import Request, Response, answered, is_json, refused
+from broker.faces.http.request import Request, Response, answered, refused
 from broker.observe import health, metrics, status
 from broker.pool.verdicts import unquoted
+from broker.wire import is_json
 
 if TYPE_CHECKING:
     from broker.faces.http.app import App

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from broker import errors
-from broker._native import lib
 from broker.errors import Refusal
 from broker.faces.http.caller import Asker
 
@@ -107,11 +106,6 @@ class Request:
         if message["type"] != "http.request":
             raise HungUp
         return b"".join(parts)
-
-
-def is_json(body: bytes, depth: int) -> bool:
-    """Looked at before anything recursive is."""
-    return lib.tb_json_check(body, len(body), depth) == lib.TB_OK
 
 
 def trouble(status: int, code: str, message: str, **details: Any) -> Response:

@@ -186,7 +186,8 @@ class Connection:
         call.key = asked.key
         call.lease = asked.lease
         call.ds_state = asked.ds_state
-        if call.ds_state is not None:
+        call.stream, call.request = asked.stream, asked.request
+        if call.ds_state is not None or tool.info.live:
             if len(asked.session) > LONGEST_SESSION:
                 return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_SESSION} characters')
             call.session = (self.principal, asked.session) if asked.session else self
@@ -276,6 +277,14 @@ class Connection:
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         self._put(work.at, lines, count)
+
+    def tell(self, work: Work, members: bytes) -> None:
+        """It stands between replies, and is none."""
+        if work.ids is not None:
+            self._put(-1, b'{"id":%b,%b}\n' % (work.ids[:-1], members), 0)
+
+    def behind(self) -> bool:
+        return not self.closed and bool(self.line.outbox > OUTBOX_HIGH)
 
     def repeat(self, work: Work, entry: Entry) -> None:
         """Hits cost nothing to ask for, so they are written only as fast as they are read."""

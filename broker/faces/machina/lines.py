@@ -36,6 +36,7 @@ EXPECTED = {
 
 IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
+REQUEST_ID = lib.TB_REQUEST_ID
 SPANS = lib.TB_R_SPANS
 
 
@@ -48,6 +49,7 @@ class Asked(NamedTuple):
     lease: str
     ds_state: bytes | None
     session: str
+    request: str
 
 
 class Members:
@@ -86,6 +88,7 @@ class Members:
             self.text(LEASE_TOKEN),
             self.raw(DS_STATE),
             self.text(SESSION),
+            self.text(REQUEST_ID),
         )
 
 
