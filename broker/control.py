@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from broker.errors import ConfigError, Refusal
 from broker.model import Named
 from broker.observe import status
 from broker.policy.leases import ANY, TooMany, tier_of
+from broker.policy.story import EMPTY
 
 if TYPE_CHECKING:
     from broker.faces.machina.connection import Connection
@@ -28,6 +29,8 @@ class Asker(Named, Protocol):
     @property
     def operator(self) -> bool: ...
 
+    def __hash__(self) -> int: ...
+
 
 class _Issue(Struct):
     tool_aid: str = ""
@@ -39,6 +42,10 @@ class _Named(Struct):
     name: str = ""
 
 
+class _Session(Struct):
+    session: str = ""
+
+
 class _Auth(Struct):
     token: str = ""
 
@@ -46,6 +53,12 @@ class _Auth(Struct):
 class Control:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._callers: dict[str, Callable[[Asker, bytes], Answer]] = {
+            "_tools": self._tools,
+            "_state": self._state,
+            "_state.clear": self._state_clear,
+            "_assets": self._assets,
+        }
         self._operators: dict[str, Callable[[Asker, bytes], Awaitable[Answer]]] = {
             "_status": self._status,
             "_reload": self._reload,
@@ -60,8 +73,11 @@ class Control:
 
     async def __call__(self, asker: Asker, aid: str, line: bytes) -> Answer:
         """What the reply says beside `ok`, or why not. Whoever asks has shown who it is."""
-        if aid == "_tools":
-            return {"tools": status.tools(tool for tool in self._broker.registry if asker.rights.allow(tool))}
+        try:
+            if aid in self._callers:
+                return self._callers[aid](asker, line)
+        except msgspec.ValidationError as error:
+            return _wrong(aid, error)
         command = self._operators.get(aid)
         if command is None:
             return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
@@ -71,7 +87,27 @@ class Control:
         try:
             return await command(asker, line)
         except msgspec.ValidationError as error:
-            return Refusal(errors.BAD_REQUEST, f"{aid}: {str(error)[0].lower()}{str(error)[1:]}")
+            return _wrong(aid, error)
+
+    # --- everybody's ------------------------------------------------------------------------------------------------
+
+    def _tools(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        return {"tools": status.tools(tool for tool in self._broker.registry if asker.rights.allow(tool))}
+
+    def _state(self, asker: Asker, line: bytes) -> Answer:
+        """What event tools have made of a session of the asker's own: of the named one, else of its connection's."""
+        name = msgspec.json.decode(line, type=_Session).session
+        session = self._broker.dispatcher.sessions.find(session_key(asker, name))
+        return {"session": name, "state": msgspec.Raw(session.text if session is not None else EMPTY)}
+
+    def _state_clear(self, asker: Asker, line: bytes) -> Answer:
+        name = msgspec.json.decode(line, type=_Session).session
+        return {"session": name, "cleared": self._broker.dispatcher.sessions.forget_story(session_key(asker, name))}
+
+    def _assets(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        return {"assets": [one.told() for one in self._broker.assets.of(asker.principal, asker.operator)]}
+
+    # --- who it is --------------------------------------------------------------------------------------------------
 
     def authenticate(self, connection: Connection, line: bytes) -> Answer:
         """At once: the lines behind this one are already the named caller's."""
@@ -169,3 +205,12 @@ class Control:
             return Refusal(errors.NOT_FOUND, wrong)
         self._broker.log.info(done, name=name, who=asker.principal)
         return {"paused": sorted(self._broker.pauses.names)}
+
+
+def session_key(asker: Asker, name: str) -> Hashable:
+    """A session is its principal's, by its name; one without a name is its connection's."""
+    return (asker.principal, name) if name else asker
+
+
+def _wrong(aid: str, error: msgspec.ValidationError) -> Refusal:
+    return Refusal(errors.BAD_REQUEST, f"{aid}: {str(error)[0].lower()}{str(error)[1:]}")

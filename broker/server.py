@@ -44,6 +44,7 @@ from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
 from broker.runtimes.serve import ServeRuntime
+from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
 
@@ -73,6 +74,7 @@ class Broker:
         self.commands: list[Commands | EventTool] = []
         self._old_commands: list[Commands | EventTool] = []
         self.assets = Assets()
+        self._state: StateFile | None = None
         self.apps: list[App] = []
         self._old_apps: list[App] = []
         self.control = Control(self)
@@ -116,6 +118,10 @@ class Broker:
         self._mind_names()
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
+        if self.settings.server.state_file:
+            state = StateFile(self.settings.server.state_file, self.dispatcher.sessions, self.log)
+            state.read()
+            self._state = state  # what could not be read is not written over
         self._janitor = Janitor(self.core, [self._expire], self.pools)
         await self._warm()
         self.face.listen_unix(config.operator_socket(self.socket), operator=True)
@@ -276,6 +282,8 @@ class Broker:
         self.face.expire(now)
         if self.http is not None:
             self.http.expire(now)
+        if self._state is not None:
+            self._state.expire(now)
         since, before = self._rated
         if now - since >= RATE_SECONDS:
             self.dispatcher.catch_up_all()
@@ -451,6 +459,8 @@ class Broker:
         process.end_orphans()
         if self.jobs is not None:
             self.jobs.close()
+        if self._state is not None:
+            self._state.close()
         self.audit.close()
         remove_directory(self._private)
 

@@ -167,29 +167,30 @@ class Sessions:
     def patch(self, session: Session, patch: bytes, most: int, now: float) -> str:
         """Merges it into the second document; or why not."""
         story = session.story or Story()
-        before = len(story.text) if session.story is not None else 0
+        before = session.text if session.story is not None else b""
         problem = story.patch(patch, most)
-        if problem:
-            return problem
-        session.story = story
-        session.used = now
-        if not session.dropped:
-            self.told += 1
-            session.size += len(story.text) - before
-            self.size += len(story.text) - before
-            self._shrink()
-        return ""
+        if not problem:
+            session.story = story
+            session.used = now
+            self._weigh(session, len(story.text) - len(before))
+        return problem
 
     def forget_story(self, key: Hashable) -> bool:
         """Was there one?"""
         session = self._sessions.get(key)
         if session is None or session.story is None:
             return False
-        self.size -= len(session.story.text)
-        session.size -= len(session.story.text)
-        session.story = None
-        self.told += 1
+        size, session.story = len(session.story.text), None
+        self._weigh(session, -size)
         return True
+
+    def _weigh(self, session: Session, more: int) -> None:
+        """Its second document has changed."""
+        if not session.dropped:
+            self.told += 1
+            session.size += more
+            self.size += more
+            self._shrink()
 
     def stories(self) -> list[tuple[Hashable, bytes]]:
         """All second documents, the least recently used first."""
@@ -199,9 +200,7 @@ class Sessions:
         """One that was written down before."""
         session = self.get(key, now)
         session.story = Story(text)
-        session.size += len(text)
-        self.size += len(text)
-        self._shrink()
+        self._weigh(session, len(text))
 
     def drop(self, key: Hashable) -> None:
         session = self._sessions.pop(key, None)

@@ -14,9 +14,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http import toolresult
-from broker.faces.http.caller import Asked, Caller, HttpCall, Said, understood
+from broker.faces.http.caller import Asked, Caller, HttpCall, Listener, Said, understood
 from broker.faces.http.records import descriptor, keys_of, record
 from broker.faces.http.request import Request, Response, answered, refused, retry_after, trouble
+from broker.faces.http.stream import CallStream, is_wanted
 from broker.faces.http.toolresult import DEFAULT, Artifact, AskedLimits, Limits, ToolResult
 from broker.jobs import FAILED, SUCCEEDED, Job, Jobs, route, type_of
 from broker.model import Tool, ToolInfo
@@ -129,19 +130,25 @@ class AutoSage:
         if body is None:
             text = f"Request body exceeds max size ({self._settings.body_bytes} bytes)."
             return _error(request.name, 413, "unknown", text, "payload_too_large")
+        stream = CallStream(self._broker.face.on_room) if is_wanted(request.headers.get(b"accept", b"")) else None
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        done = answer.set_result if stream is None else stream.done
         while True:
-            started = self.start(request, body, answer.set_result)
-            if started is None:
-                return await answer
-            if isinstance(started, HttpCall):
-                if request.link is not None:
-                    request.link.call = started
+            started = self.start(request, body, done, stream)
+            if isinstance(started, HttpCall) and request.link is not None:
+                request.link.call = started
+            if stream is not None and (started is None or isinstance(started, HttpCall)):
+                return stream.answer or stream.begin()
+            if started is None or isinstance(started, HttpCall):
                 return await answer
             await started
 
     def start(
-        self, request: Request, body: bytes, done: Callable[[Response], object]
+        self,
+        request: Request,
+        body: bytes,
+        done: Callable[[Response], object],
+        listener: Listener | None = None,
     ) -> HttpCall | Awaitable[object] | None:
         """Begins a call; its response is told to `done`, perhaps at once. If it cannot begin yet: what to wait for."""
         name = request.name
@@ -169,7 +176,7 @@ class AutoSage:
         key = asked.idempotency_key or request.header(b"idempotency-key")
         lease = asked.lease_token or request.header(b"broker-lease")
         run = Run(self, tool, job, limits, name, done)
-        return self._begin(run, request, asked.input, key, lease, asked.ds_state)
+        return self._begin(run, request, asked.input, key, lease, asked.ds_state, listener)
 
     def _read(self, body: bytes) -> Execute | str:
         """The request, or what it lacks."""
@@ -190,15 +197,17 @@ class AutoSage:
         key: str,
         lease: str,
         ds_state: Raw | UnsetType = UNSET,
+        listener: Listener | None = None,
     ) -> HttpCall:
         limits, tool = run.limits, run.tool
         place = asked = None
         if tool.info.files:
             place = self._jobs.place(run.job, (limits or DEFAULT).max_artifact_bytes)
-        if limits is not None or key or lease or place is not None or ds_state is not UNSET:
+        if limits is not None or key or lease or place is not None or ds_state is not UNSET or tool.info.live:
             timeout = max(1, limits.timeout_ms) if limits is not None else None
             state = None if ds_state is UNSET else bytes(ds_state)
-            asked = Asked(timeout, key, lease, request.header(b"broker-session"), state, place)
+            session = request.header(b"broker-session")
+            asked = Asked(timeout, key, lease, session, state, place, request.name, listener)
         text = bytes(given).decode() if given is not UNSET else "null" if tool.info.checks else "{}"
         self._running += 1
         return self._caller.begin(tool, text, request.asker, run.answered, asked)
@@ -262,12 +271,14 @@ class AutoSage:
             kind = reply.kind
             code = FAULTS.get(kind, kind.code)
             result = toolresult.failed(tool.name, FAILED_SUMMARY, reply.text, code, {})
+            self._add_output(result, reply.extra.get("output_json", ""))
             return Outcome(kind.http, result, code, retry_after(reply))
         if reply.failed():
             code = reply.code or ("invalid_input" if reply.status == "INVALID_PICK" else errors.TOOL_ERROR.code)
             http = 400 if code == "invalid_input" else 500
-            text = reply.error or f"{tool.name} failed"
-            return Outcome(http, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
+            result = toolresult.failed(tool.name, FAILED_SUMMARY, reply.error or f"{tool.name} failed", code, {})
+            self._add_output(result, reply.output_json)
+            return Outcome(http, result, code)
         output = reply.output_json
         said = toolresult.reported(output, tool.name, job.id) if toolresult.may_be_one(output) else None
         if said is None:
@@ -278,6 +289,12 @@ class AutoSage:
                 return Outcome(500, toolresult.failed(tool.name, FAILED_SUMMARY, text, code, {}), code)
         self._add_files(said, tool, job, reply)
         return Outcome(200 if said.status.lower() == "ok" else 500, said)
+
+    def _add_output(self, result: ToolResult, output: str) -> None:
+        """Also a tool that fails may have put something out."""
+        whole = output.encode()
+        if output not in ("", "{}", "null") and is_json(whole, self._broker.settings.limits.depth):
+            result.output = Raw(whole)
 
     def _add_files(self, said: ToolResult, tool: Tool, job: Job, reply: Said) -> None:
         """Artifacts that the tool has left in its state's slots, or in its job's folder."""

@@ -54,7 +54,7 @@ def understood(tool: Tool, answer: bytes | Refusal) -> Said | Refusal:
     except msgspec.DecodeError as error:
         return Refusal(errors.BAD_REPLY, f"{tool.name}: its reply cannot be understood: {error}")
     kind = MAY_HAVE_RUN.get(said.type or "") if said.idempotent_hit and said.failed() else None
-    return Refusal(kind, said.error or "") if kind is not None else said
+    return Refusal(kind, said.error or "", output_json=said.output_json) if kind is not None else said
 
 
 class Asker(NamedTuple):

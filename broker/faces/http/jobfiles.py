@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from broker.faces.http.caller import Asker
+from broker.faces.http.files import sent
 from broker.faces.http.records import papers, record
 from broker.faces.http.request import Request, Response, answered, trouble
 from broker.jobs import Job, Jobs, route, type_of
 
 if TYPE_CHECKING:
     from broker.faces.http.app import App
-
-CHUNK = 256 * 1024
 
 
 class JobFiles:
@@ -56,13 +52,7 @@ class JobFiles:
         fd = self._jobs.open_file(job, name)
         if fd is None:
             return trouble(404, "not_found", f"Artifact not found: {name}.", job_id=job.id, artifact_name=name)
-        size = os.fstat(fd).st_size
-        if size > CHUNK:
-            return Response(200, _read(fd, size), kind, (*nosniff, (b"content-length", b"%d" % size)))
-        try:
-            return Response(200, os.read(fd, size), kind, nosniff)
-        finally:
-            os.close(fd)
+        return sent(fd, kind, nosniff)
 
 
 def _decoded(part: str) -> str:
@@ -72,12 +62,3 @@ def _decoded(part: str) -> str:
 def _may_see(asker: Asker, job: Job) -> bool:
     """Jobs are their callers', and the operator's."""
     return asker.operator or job.who == asker.principal
-
-
-async def _read(fd: int, size: int) -> AsyncIterator[bytes]:
-    try:
-        while size > 0 and (part := await asyncio.to_thread(os.read, fd, min(CHUNK, size))):
-            size -= len(part)
-            yield part
-    finally:
-        os.close(fd)

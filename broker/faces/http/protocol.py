@@ -12,6 +12,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from broker.faces.http.request import Request, Response
+from broker.faces.http.stream import is_wanted
 
 if TYPE_CHECKING:
     from broker.config import Http, Limits
@@ -244,13 +245,17 @@ class Guarded(HttpToolsProtocol):
         self.stage = READING_BODY
 
     def _is_quick(self) -> bool:
-        """Most requests are: a call, alone on its connection, whose length is known. A task of its own for each would
+        """Most requests are: a call, alone on its connection, whose length is known, and that
+        wants one answer. A task of its own for each would
         cost as much as all that is done for it."""
         if self.url != EXECUTE_URL or self.parser.get_method() != b"POST" or self.expect_100_continue:
             return False
         if self._open or self.flow.write_paused:
             return False
-        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        headers = dict(self.headers)
+        if is_wanted(headers.get(b"accept", b"")):
+            return False
+        length = headers.get(b"content-length", b"")
         return length.isdigit() and int(length) <= self.rules.body_bytes and self.parser.get_http_version() == "1.1"
 
     def on_body(self, body: bytes) -> None:

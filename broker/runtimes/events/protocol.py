@@ -169,7 +169,7 @@ class Stream:
             if self.over:
                 break
             self._check_length(line)
-            text = line.strip(b" \t\r")
+            text = line.replace(b"\r", b" ").strip(b" \t")  # as JSON it means the same
             if not text or self.violation:
                 continue
             try:
