@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         call,
         lease,
         pause,
+        plan,
         python_tool,
         reload,
         resume,
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     for command in (
         serve,
         call,
+        plan,
         tools,
         status,
         lease,

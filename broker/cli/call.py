@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ examples:
   broker call AID.DEMO.ECHO.v1 '{"hello":"world"}'
   broker call AID.DEMO.SLEEP.v1 '{"ms":2000}' --timeout 1
   generate-input | broker call AID.DEMO.WORD_COUNT.v1 -
+  broker call light_torch '{}' --stream --session evening    an event tool, heard while it runs
 
 Exit codes: 0 the tool's output is on stdout; 1 the call failed, the reason is on stderr; 2 wrong usage.
 """
@@ -29,6 +31,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long the tool may run")
     parser.add_argument("--key", metavar="KEY", help="idempotency key")
     parser.add_argument("--lease", metavar="TOKEN", help="lease token")
+    parser.add_argument("--session", metavar="NAME", help="the session whose state event tools build on")
+    parser.add_argument("--stream", action="store_true", help="show on stderr what the tool tells while it runs")
     parser.add_argument("--raw", action="store_true", help="print the whole reply line instead of the output")
     add_socket(parser)
     parser.set_defaults(run=run)
@@ -49,8 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         request["idempotency_key"] = arguments.key
     if arguments.lease is not None:
         request["_lease_token"] = arguments.lease
+    if arguments.session is not None:
+        request["session"] = arguments.session
+    hear: Callable[[bytes], bool] = _silence
+    if arguments.stream:
+        request |= {"id": 1, "stream": True}
+        hear = _listener()
     try:
-        line = ask(socket_path(arguments), msgspec.json.encode(request))
+        line = ask(socket_path(arguments), msgspec.json.encode(request), hear=hear)
     except Trouble as error:
         return fail(error)
     reply: dict[str, Any] = msgspec.json.decode(line)
@@ -67,3 +77,23 @@ def run(arguments: argparse.Namespace) -> int:
         more = "".join(f" ({extra})" for extra in (reason, detail) if extra)
         print(f"broker: {kind}: {reply.get('error', '')}{more}{hint}", file=sys.stderr)
     return 0 if succeeded else 1
+
+
+def _silence(line: bytes) -> bool:  # noqa: ARG001
+    return False
+
+
+def _listener() -> Callable[[bytes], bool]:
+    """Imported when it is asked for: a plain call is to be quick."""
+    from broker.cli.events import Paper, told
+    from broker.client.streaming import event_in
+
+    paper = Paper(sys.stderr)
+
+    def hear(line: bytes) -> bool:
+        event = event_in(line)
+        if event is not None:
+            paper.line("", *told(event))
+        return event is not None
+
+    return hear

@@ -6,7 +6,7 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -45,8 +45,8 @@ def socket_path(arguments: argparse.Namespace) -> str:
     return loaded.config.server.socket or config.default_socket(os.environ)
 
 
-def ask(path: str, request: bytes, seconds: float = 330.0) -> bytes:
-    """Sends one line, waits for its one reply."""
+def ask(path: str, request: bytes, seconds: float = 330.0, hear: Callable[[bytes], bool] = lambda _: False) -> bytes:
+    """Sends one line, waits for its one reply; `hear` takes lines that come before it."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
@@ -55,6 +55,8 @@ def ask(path: str, request: bytes, seconds: float = 330.0) -> bytes:
             connection.shutdown(socket.SHUT_WR)
             with connection.makefile("rb") as replies:
                 reply: bytes = replies.readline()
+                while reply and hear(reply):
+                    reply = replies.readline()
     except (FileNotFoundError, ConnectionRefusedError):
         raise Unreachable(
             f"no broker is serving {path}; start one with `broker serve` (or name it: --socket)"

@@ -13,6 +13,7 @@ import msgspec
 from broker.client.failures import CallFailed, Forbidden
 from broker.client.reply import Reply, decode, failed, read
 from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
+from broker.client.streaming import EventStream
 from broker.client.sync import LONGEST_CALL, PATIENCE_SECONDS, Lost, peer_of
 from broker.client.sync import lost_call as _failure
 
@@ -167,12 +168,61 @@ class AsyncClient:
                 idempotency_key=idempotency_key,
                 lease_token=lease_token,
                 ds_state=ds_state,
-                session=session or self._session,
+                session=session or (self._session if ds_state is not None else ""),
                 number=number,
             )
             return await connection.ask(number, line, seconds)
 
         return read(aid, await self._persist(aid, once, keyed=bool(idempotency_key)))
+
+    def stream(
+        self,
+        aid: str,
+        inputs: Any = None,
+        *,
+        input_json: str | None = None,
+        timeout: float | None = None,
+        idempotency_key: str = "",
+        lease_token: str = "",
+        session: str = "",
+    ) -> EventStream:
+        """Runs a tool and tells of it while it runs: `async for event in client.stream(…)`, then `.reply`.
+
+        A repeated key tells no events again: only the reply.
+        """
+        line = request_line(
+            aid,
+            input_text(inputs, input_json),
+            timeout=timeout,
+            idempotency_key=idempotency_key,
+            lease_token=lease_token,
+            session=session,
+            number=1,
+            stream=True,
+        )
+        seconds = (LONGEST_CALL if timeout is None else timeout) + PATIENCE_SECONDS
+        return EventStream(aid, line, seconds, self._open_stream, _failure)
+
+    async def _open_stream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            async with asyncio.timeout(self._seconds):
+                if isinstance(self.address, str):
+                    reader, writer = await asyncio.open_unix_connection(self.address)
+                else:
+                    reader, writer = await asyncio.open_connection(*self.address)
+                if self._token:
+                    writer.write(says_who(self._token))
+                    said = decode(await reader.readline())
+                    if not said.ok:
+                        writer.close()
+                        raise Forbidden("_auth", said.error or "")
+                return reader, writer
+        except OSError as error:  # TimeoutError is one
+            raise self._nobody(error) from None
+
+    def _nobody(self, error: OSError) -> Lost:
+        reason = error.strerror or str(error) or f"nothing within {self._seconds:g} s"
+        return Lost(f"no broker answers at {words(self.address)}: {reason}; is `broker serve` running?", sent=False)
 
     async def call_many(self, calls: Iterable[tuple[str, Any]]) -> list[Reply | CallFailed]:
         """Runs (aid, inputs) pairs, all under way at once; results are in their order, failures among them."""
@@ -244,9 +294,7 @@ class AsyncClient:
                 else:
                     _, connection = await loop.create_connection(_Connection, *self.address)
         except OSError as error:  # TimeoutError is one
-            reason = error.strerror or str(error) or f"nothing within {self._seconds:g} s"
-            text = f"no broker answers at {words(self.address)}: {reason}; is `broker serve` running?"
-            raise Lost(text, sent=False) from None
+            raise self._nobody(error) from None
         if self._token:
             try:
                 await self._log_in(connection)

@@ -38,6 +38,7 @@ def request_line(
     ds_state: Any = None,
     session: str = "",
     number: int | None = None,
+    stream: bool = False,
 ) -> bytes:
     members: dict[str, Any] = {} if number is None else {"id": number}
     members["aid"] = aid
@@ -50,7 +51,10 @@ def request_line(
         members["_lease_token"] = lease_token
     if ds_state is not None:
         members["ds_state"] = ds_state
+    if session:
         members["session"] = session
+    if stream:
+        members["stream"] = True
     return encode(members) + b"\n"
 
 

@@ -172,7 +172,7 @@ class Client:
             idempotency_key=idempotency_key,
             lease_token=lease_token,
             ds_state=ds_state,
-            session=session or self._session,
+            session=session or (self._session if ds_state is not None else ""),
         )
         return read(aid, self.answer(aid, line, timeout, keyed=bool(idempotency_key)))
 

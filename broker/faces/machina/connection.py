@@ -13,7 +13,7 @@ import msgspec
 from broker import errors
 from broker._native import ffi, lib
 from broker.errors import Refusal
-from broker.faces.machina.lines import TIMEOUT_MS, Asked, Members, problem_of, wrong_type
+from broker.faces.machina.lines import SESSION, TIMEOUT_MS, Asked, Members, problem_of, wrong_type
 from broker.faces.machina.linger import linger
 from broker.model import MACHINA, Tool, Work
 from broker.pool.core import OUTBOX_HIGH
@@ -154,6 +154,8 @@ class Connection:
                 self._put(at, _reply(self.home.control.authenticate(self, line), aid, ids), 1)
                 return
             if aid.startswith("_"):
+                if session := members.text(SESSION):  # the scanner has taken it out
+                    line = b'{"session":' + msgspec.json.encode(session) + b"," + line[1:]
                 self._loop.create_task(self._control(aid, line, ids, at))
                 return
             refusal: Refusal | None = self._gate()
