@@ -198,6 +198,13 @@ class Http(Struct, forbid_unknown_fields=True, kw_only=True):
     cors: list[str] = []  # origins of other pages that may call; none
 
 
+class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[nats]: the server through which brokers join, and UTP's callers call."""
+
+    url: str = ""  # nats://HOST:PORT; empty: no NATS
+    cluster: str = "default"  # brokers of one name share their tools, keys and leases
+
+
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     server: Server = msgspec.field(default_factory=Server)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -210,6 +217,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     python: list[Python] = msgspec.field(default_factory=list)
     events: list[EventTool] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
+    nats: Nats = msgspec.field(default_factory=Nats)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
@@ -221,6 +229,7 @@ TABLES: dict[str, type[Struct]] = {
     "lease": Lease,
     "breaker": Breaker,
     "http": Http,
+    "nats": Nats,
 }
 
 # What Machina's users have in their environment, and which setting it is here.

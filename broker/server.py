@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from broker import config, errors
 from broker._native import lib
 from broker.assets import Assets
+from broker.bus import Bus
 from broker.config import Card, Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
@@ -92,6 +93,8 @@ class Broker:
             self.door,
         )
         self.http: HttpFace | None = None
+        self.bus = Bus(settings.nats.url, "toolhost-broker", log) if settings.nats.url else None
+        self._joining: asyncio.Task[None] | None = None  # until NATS is there for the first time
         self.jobs: Jobs | None = None
         self.started = time.monotonic()
         self.pauses = Pauses()
@@ -133,6 +136,8 @@ class Broker:
             places.append(f"tcp:{host}:{port}")
         if self.http is not None:
             places.append(await self.http.start())
+        if self.bus is not None:
+            self._joining = asyncio.create_task(self.bus.start())
         self.serving = True
         return places
 
@@ -449,6 +454,9 @@ class Broker:
         if self.http is not None:
             await self.http.close()
         self.face.close()
+        if self.bus is not None and self._joining is not None:
+            self._joining.cancel()
+            await self.bus.stop()
         if self._janitor:
             self._janitor.stop()
         deadline = time.monotonic() + REAP_SECONDS

@@ -40,6 +40,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--http", metavar="HOST:PORT", help="serve HTTP: the tools, metrics, and a page that shows both"
     )
+    parser.add_argument("--nats", metavar="URL", help="join the brokers and callers on this NATS server")
+    parser.add_argument("--cluster", metavar="NAME", help="with --nats: whom to join (default: default)")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow --tcp, --http beyond loopback")
     parser.add_argument("--plugin", metavar="PATH", action="append", help="a plugin to serve; may be repeated")
     parser.add_argument("--toolhost", metavar="BIN", help="the executable that runs the plugins (default: ours)")
@@ -56,6 +58,8 @@ def load(arguments: argparse.Namespace) -> Loaded:
         ("server", "tcp"): arguments.tcp,
         ("server", "insecure"): arguments.insecure,
         ("http", "listen"): arguments.http,
+        ("nats", "url"): arguments.nats,
+        ("nats", "cluster"): arguments.cluster,
     }
     loaded = config.load(arguments.config, flags, os.environ)
     toolhosts.add(loaded, arguments.plugin or [], arguments.toolhost, os.environ)

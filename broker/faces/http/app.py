@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from broker import errors
 from broker.config import address
 from broker.errors import Refusal
-from broker.faces.http.caller import Asker, HttpCall
+from broker.faces.caller import Asker, FaceCall
 from broker.faces.http.request import HungUp, Request, Response, refused, trouble
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.policy.rights import Book
     from broker.server import Broker
 
-Start = Callable[[Request, bytes, Callable[[Response], object]], HttpCall | Awaitable[object] | None]
+Start = Callable[[Request, bytes, Callable[[Response], object]], FaceCall | Awaitable[object] | None]
 Handler = Callable[[Request], Awaitable[Response]]
 ANONYMOUS = "http:anonymous"
 OPEN = {"/healthz", "/livez", "/readyz"}  # whoever watches us has no token
@@ -91,7 +91,7 @@ class App:
     def begin(self, request: Request, body: bytes, done: Callable[[Response], object]) -> None:
         """A call whose body is here already, without a task of its own (see protocol.py)."""
         assert self.start is not None
-        started: HttpCall | Awaitable[object] | None = None
+        started: FaceCall | Awaitable[object] | None = None
         try:
             refusal = self._identify(request)
             if refusal is None:
@@ -101,7 +101,7 @@ class App:
         except Exception as error:
             self._broker.log.error("internal error", route=request.path, reason=repr(error))
             done(refused(Refusal(errors.INTERNAL, "the broker made a mistake; its log says which")))
-        if isinstance(started, HttpCall):
+        if isinstance(started, FaceCall):
             if started.waiting() and request.link is not None:
                 request.link.call = started
         elif started is not None:

@@ -13,8 +13,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from broker import errors
 from broker.errors import Refusal
+from broker.faces.caller import Asked, Caller, FaceCall, Listener, Said, understood
 from broker.faces.http import toolresult
-from broker.faces.http.caller import Asked, Caller, HttpCall, Listener, Said, understood
 from broker.faces.http.records import descriptor, keys_of, record
 from broker.faces.http.request import Request, Response, answered, refused, retry_after, trouble
 from broker.faces.http.stream import CallStream, is_wanted
@@ -135,11 +135,11 @@ class AutoSage:
         done = answer.set_result if stream is None else stream.done
         while True:
             started = self.start(request, body, done, stream)
-            if isinstance(started, HttpCall) and request.link is not None:
+            if isinstance(started, FaceCall) and request.link is not None:
                 request.link.call = started
-            if stream is not None and (started is None or isinstance(started, HttpCall)):
+            if stream is not None and (started is None or isinstance(started, FaceCall)):
                 return stream.answer or stream.begin()
-            if started is None or isinstance(started, HttpCall):
+            if started is None or isinstance(started, FaceCall):
                 return await answer
             await started
 
@@ -149,7 +149,7 @@ class AutoSage:
         body: bytes,
         done: Callable[[Response], object],
         listener: Listener | None = None,
-    ) -> HttpCall | Awaitable[object] | None:
+    ) -> FaceCall | Awaitable[object] | None:
         """Begins a call; its response is told to `done`, perhaps at once. If it cannot begin yet: what to wait for."""
         name = request.name
         if self._running >= self._settings.max_calls:
@@ -198,7 +198,7 @@ class AutoSage:
         lease: str,
         ds_state: Raw | UnsetType = UNSET,
         listener: Listener | None = None,
-    ) -> HttpCall:
+    ) -> FaceCall:
         limits, tool = run.limits, run.tool
         place = asked = None
         if tool.info.files:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from broker.faces.caller import Caller
 from broker.faces.http import page
 from broker.faces.http.app import App
 from broker.faces.http.autosage import AutoSage
-from broker.faces.http.caller import Caller
 from broker.faces.http.jobfiles import JobFiles
 from broker.faces.http.namel3ss import Namel3ss
 from broker.faces.http.openapi import OpenApi
@@ -48,7 +48,7 @@ class HttpFace:
         self._listener, loopback = bind(self._settings.listen, "--http", trusted=trusted)
         self._listener.listen(BACKLOG)
         self.host, self.port = self._listener.getsockname()[:2]
-        self.caller = Caller(broker)
+        self.caller = Caller(broker, "http")
         self.app = App(broker, self._settings, loopback)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None

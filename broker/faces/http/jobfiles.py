@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from broker.faces.http.caller import Asker
+from broker.faces.caller import Asker
 from broker.faces.http.files import sent
 from broker.faces.http.records import papers, record
 from broker.faces.http.request import Request, Response, answered, trouble

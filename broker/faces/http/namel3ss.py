@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from broker import errors
 from broker.errors import Refusal
-from broker.faces.http.caller import Asked, Caller, understood
+from broker.faces.caller import Asked, Caller, understood
 from broker.faces.http.request import Request, Response, answered
 from broker.wire import is_json
 

@@ -16,8 +16,8 @@ from broker.faces.http.stream import is_wanted
 
 if TYPE_CHECKING:
     from broker.config import Http, Limits
+    from broker.faces.caller import Caller, FaceCall
     from broker.faces.http.app import App
-    from broker.faces.http.caller import Caller, HttpCall
 
 HEAD_BYTES = 64 * 1024
 FAIR_BYTES = 256 * 1024  # of a body that nobody is turned away for
@@ -130,7 +130,7 @@ class Guarded(HttpToolsProtocol):
         super().connection_made(transport)
         self.last_words: tuple[int, str, str] | None = None  # when those who came before have their answers
         self.flow = Flow(self)
-        self.call: HttpCall | None = None
+        self.call: FaceCall | None = None
         self._open = 0  # requests whose heads are here, and their answers not yet
         self._ended = False  # the caller says no more
         self._held = 0  # bytes of a body that has not ended

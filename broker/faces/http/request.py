@@ -12,7 +12,7 @@ import msgspec
 
 from broker import errors
 from broker.errors import Refusal
-from broker.faces.http.caller import Asker
+from broker.faces.caller import Asker
 
 JSON = b"application/json"
 TRACE = re.compile(rb"(00-[0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")

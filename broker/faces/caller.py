@@ -1,4 +1,4 @@
-"""A call that came over HTTP: who asks, and where its one answer arrives."""
+"""A call that came through a face without connections of its own: who asks, and where its one answer arrives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAY_HAVE_RUN = {kind.code: kind for kind in (errors.TIMEOUT, errors.CRASH, error
 
 
 class Said(msgspec.Struct):
-    """A reply line, as far as it matters over HTTP."""
+    """A reply line, as far as it matters to those who are not told all of it."""
 
     ok: bool = False
     status: str | None = None
@@ -58,7 +58,7 @@ def understood(tool: Tool, answer: bytes | Refusal) -> Said | Refusal:
 
 
 class Asker(NamedTuple):
-    """Who it is, and what it may do. Anybody who is not named is `http:anonymous`, and never an operator."""
+    """Who it is, and what it may do."""
 
     principal: str
     rights: Rights
@@ -89,12 +89,11 @@ class Listener(Protocol):
         """What was said before has not been read."""
 
 
-class HttpCall:
+class FaceCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
-    __slots__ = ("_home", "_left", "_tell", "listener", "number", "principal", "stateful")
+    __slots__ = ("_home", "_left", "_tell", "face", "listener", "number", "principal", "stateful")
 
-    face = "http"
     line: Any = None
 
     @property
@@ -103,6 +102,7 @@ class HttpCall:
         return self.principal
 
     def __init__(self, asker: Asker, number: int, tell: Callable[[bytes | Refusal], object], home: Caller) -> None:
+        self.face = home.face
         self.principal = asker.principal
         self.number = number
         self._tell: Callable[[bytes | Refusal], object] | None = tell
@@ -164,9 +164,10 @@ class HttpCall:
 
 
 class Caller:
-    """Brings calls to the dispatcher."""
+    """Brings the calls of a face to the dispatcher."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, face: str) -> None:
+        self.face = face
         self._broker = broker
         self._core = broker.core
         self._loop = broker.core.loop
@@ -176,7 +177,7 @@ class Caller:
     def rights_of(self, principal: str) -> Rights:
         return self._broker.face.rights.of(principal)
 
-    def end_session(self, call: HttpCall) -> None:
+    def end_session(self, call: FaceCall) -> None:
         self._broker.dispatcher.sessions.drop(call)
 
     def begin(
@@ -186,11 +187,11 @@ class Caller:
         asker: Asker,
         tell: Callable[[bytes | Refusal], object],
         asked: Asked | None = None,
-    ) -> HttpCall:
+    ) -> FaceCall:
         """`given` is the input's JSON. The answer may be told before this returns."""
         broker, core = self._broker, self._core
         dispatcher = broker.dispatcher
-        call = HttpCall(asker, core.name(), tell, self)
+        call = FaceCall(asker, core.name(), tell, self)
         if not self._flushing:
             self._flushing = True
             core.board.round += 1  # so that a plugin that was replaced is noticed
@@ -214,7 +215,7 @@ class Caller:
             call.turn_down(refusal)
         return call
 
-    def _admit(self, tool: Tool, given: str, caller: HttpCall, asked: Asked) -> Refusal | None:
+    def _admit(self, tool: Tool, given: str, caller: FaceCall, asked: Asked) -> Refusal | None:
         dispatcher = self._broker.dispatcher
         if asked.ds_state is None:
             lines = tool.head + _encode(given) + b"}\n"
@@ -234,7 +235,7 @@ class Caller:
         self._flushing = False
         self._core.flush()
 
-    def hang_up(self, call: HttpCall) -> None:
+    def hang_up(self, call: FaceCall) -> None:
         call.leave()
         self._broker.dispatcher.hung_up(call)
         self._broker.forget(call)
