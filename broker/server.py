@@ -39,8 +39,9 @@ from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
 from broker.runtimes.builtin import Builtin
 from broker.runtimes.commands import Commands
+from broker.runtimes.events.program import Program as EventProgram
+from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.events.tool import EventTool
-from broker.runtimes.events.tool import describe as describe_events
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
@@ -190,8 +191,10 @@ class Broker:
         for one in settings.oneshot:
             self._add_command(Commands(one, settings.limits, self.core, self.log), describe(one), settings)
         for events in settings.events:
-            runtime = EventTool(events, settings.limits, self.core, self.assets, self.log)
-            self._add_command(runtime, describe_events(events), settings)
+            program = EventProgram(events, settings.limits, self.assets, self.log)
+            self._add_command(
+                EventTool(program, settings.limits, self.core, self.log), describe_events(events), settings
+            )
         self._settle_pauses()  # before those that waited for the old ones go to the new ones
         for command in old:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker import config, errors, toolhosts
+from broker.assets import Assets
 from broker.client import reply as replies
 from broker.client.failures import CallFailed, failure
 from broker.client.reply import Reply
@@ -33,6 +34,9 @@ from broker.policy.rights import Book
 from broker.pool.fleet import Shared
 from broker.pool.threads import AGAIN, Threads
 from broker.registry import Registry
+from broker.runtimes.events.calls import EventCalls
+from broker.runtimes.events.program import Program
+from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.ticket import Call, Ticket
@@ -157,7 +161,9 @@ class Embedded:
         self.dispatcher = Dispatcher(registry, settings, audit, lambda *later: self._deferred.append(later))
         self._shared.policy = self.dispatcher
         self.runtimes: list[Threads] = []
+        self._events: list[EventCalls] = []
         self._fallen_back: deque[Tool] = deque()
+        assets = Assets()
         try:
             for program in programs(settings, self._private):
                 spec, tools = program.learn(self._log)
@@ -168,6 +174,10 @@ class Embedded:
                 self.runtimes.append(runtime)
             for one in settings.oneshot:
                 registry.add(described([describe(one)], cards(settings))[0], OneShot(one, self._shared))
+            for events in settings.events:
+                runs = EventCalls(Program(events, settings.limits, assets, self._log), self._shared)
+                registry.add(described([describe_events(events)], cards(settings))[0], runs)
+                self._events.append(runs)
         except BaseException:
             remove_directory(self._private)
             raise
@@ -216,6 +226,8 @@ class Embedded:
             self.dispatcher.refuse_waiting()
         for runtime in self.runtimes:
             runtime.fleet.close(CLOSED)
+        for events in self._events:
+            events.close()
         self._shared.stop()
         self.dispatcher.audit.close()
         remove_directory(self._private)
@@ -302,11 +314,11 @@ class Embedded:
     ) -> bytes | Refusal:
         """The reply's line, or the refusal."""
         if not key and not lease and timeout is None and ds_state is None:
-            return self.plain(aid, text)
+            return self.plain(aid, text, session)
         return self._considered(aid, text, timeout, key, lease, ds_state, session)
 
-    def plain(self, aid: str, text: str) -> bytes | Refusal:
-        """The same for a call with nothing but its input."""
+    def plain(self, aid: str, text: str, session: str = "") -> bytes | Refusal:
+        """The same for a call with nothing but its input; only event tools have a use for its session."""
         while (tool := self._plain.get(aid)) is not None:
             line = tool.head + encode(text) + b"}\n"
             if len(line) > self._most:
@@ -314,7 +326,7 @@ class Embedded:
             outcome: bytes | Refusal = tool.runtime.run_plain(tool, line, self)  # type: ignore[attr-defined]
             if outcome is not AGAIN:
                 return outcome
-        return self._considered(aid, text, None, "", "", None, "")
+        return self._considered(aid, text, None, "", "", None, session)
 
     def gone(self) -> bool:
         return self._closed
@@ -390,6 +402,7 @@ class Embedded:
         call.lease = lease
         if ds_state is not None:
             call.ds_state = encode(ds_state)
+        if ds_state is not None or tool.info.live:
             call.session = (self.principal, session)
         return call
 
@@ -404,9 +417,7 @@ class Embedded:
                     self.dispatcher.expire(time.monotonic())
                     self._run_deferred()
                 continue
-            outcome = work.tool.runtime.run(  # type: ignore[attr-defined]
-                work.tool, work.lines, work.timeout, caller, work.ticket
-            )
+            outcome = work.tool.runtime.run(work)  # type: ignore[attr-defined]
             with self._lock:
                 caller.work = None
                 self._settle(work, outcome)

@@ -55,18 +55,18 @@ class Threads:
         that is no error), it takes the short way, without the lock."""
         fleet = self.fleet
         if tool.clean < NEWCOMER_CALLS or fleet.waiters or self._unusual:
-            return self.run(tool, line, tool.timeout, caller, None)
+            return self._run(tool, line, tool.timeout, caller, None)
         try:
             host = fleet.idle.pop()
         except IndexError:
-            return self.run(tool, line, tool.timeout, caller, None)
+            return self._run(tool, line, tool.timeout, caller, None)
         if (
             host.thread != this_thread()
             or host.generation != fleet.generation
             or tool.breaker.state is not State.CLOSED
         ):
             fleet.idle.append(host)
-            return self.run(tool, line, tool.timeout, caller, None)
+            return self._run(tool, line, tool.timeout, caller, None)
         host.owner = host.thread
         try:
             now = time.monotonic()
@@ -105,8 +105,11 @@ class Threads:
         if host.owner == this_thread():
             self.fleet.drop(host, "was given up: its caller was interrupted")
 
-    def run(self, tool: Tool, line: bytes, seconds: float, caller: Caller, ticket: Ticket | None) -> bytes | Refusal:
+    def run(self, work: Work) -> bytes | Refusal:
         """The reply's line, or what went wrong. AGAIN: nothing was sent, and the tool may be another one now."""
+        return self._run(work.tool, work.lines, work.timeout, work.caller, work.ticket)
+
+    def _run(self, tool: Tool, line: bytes, seconds: float, caller: Caller, ticket: Ticket | None) -> bytes | Refusal:
         while True:
             host = self.fleet.take(tool, caller, ticket)
             if isinstance(host, Refusal):

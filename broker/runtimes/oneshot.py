@@ -102,17 +102,13 @@ class OneShot:
     def revise(self, judge: Judge, index: int | None = None) -> None:
         """Nobody waits here."""
 
-    def run_plain(self, tool: Tool, line: bytes, caller: Caller) -> bytes | Refusal:
-        return self.run(tool, line, tool.timeout, caller, None)
+    def run_plain(self, tool: Tool, line: bytes, caller: Caller) -> bytes | Refusal:  # noqa: ARG002
+        return self._run(tool, line, tool.timeout, None)
 
-    def run(
-        self,
-        tool: Tool,
-        line: bytes,
-        seconds: float,
-        caller: Caller,  # noqa: ARG002
-        ticket: Ticket | None,
-    ) -> bytes | Refusal:
+    def run(self, work: Work) -> bytes | Refusal:
+        return self._run(work.tool, work.lines, work.timeout, work.ticket)
+
+    def _run(self, tool: Tool, line: bytes, seconds: float, ticket: Ticket | None) -> bytes | Refusal:
         shared = self._shared
         if self._outgrown is not None and self._outgrown(tool):
             return AGAIN
