@@ -13,7 +13,6 @@ import pytest
 
 from broker import Embedded
 from broker.client.failures import CallFailed
-from tests.support.event_tools import Tools
 
 DONE = 'say("done", ok=True)'
 
