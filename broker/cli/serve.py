@@ -137,6 +137,9 @@ def check(loaded: Loaded) -> int:
         for plugin in host.plugins or ["none: the binary's own tools"]:
             print(f"  plugin = {plugin}")
         print(f"  {host.min} to {host.max} processes a plugin, isolate = {host.isolate}")
+    for events in settings.events:
+        print(f"[[events]] {events.name}")
+        print(f"  command = {' '.join(events.command)}, {events.timeout_seconds:g} s, input = {events.input}")
     for app in settings.python:
         print(f"[[python]] {app.app_root}")
         print(f"  python = {interpreter(app)}")
@@ -159,6 +162,7 @@ def _learn(settings: Config) -> dict[str, str]:
     from broker.runtimes.program import programs
 
     found = {one.name: " ".join(one.command) for one in settings.oneshot}
+    found |= {one.name: " ".join(one.command) for one in settings.events}
     found |= {tool.name: app.app_root for app in settings.python for tool in app.tools}
     with tempfile.TemporaryDirectory(prefix="toolhost-broker-check-") as private:
         for program in programs(settings, Path(private)):

@@ -85,6 +85,20 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "JobMade": _object(["job_id", "status"], job_id=TEXT, status=TEXT, job=_ref("Job")),
     "JobFiles": _object(["job_id", "files"], job_id=TEXT, files=_list(_ref("Artifact"))),
+    "Story": _object(["session", "state"], session=TEXT, state=JSON_OBJECT),
+    "StoryGone": _object(["session", "cleared"], session=TEXT, cleared={"type": "boolean"}),
+    "Asset": _object(
+        ["id", "assetId", "kind", "mediaType", "bytes", "tool", "url"],
+        id=TEXT,
+        assetId=TEXT,
+        kind=TEXT,
+        mediaType=TEXT,
+        bytes=WHOLE,
+        tool=TEXT,
+        url=TEXT,
+        metadata=JSON_OBJECT,
+    ),
+    "Assets": _object(["assets"], assets=_list(_ref("Asset"))),
     "ServiceCall": _object(
         ["tool_name"],
         tool_name={"type": "string", "minLength": 1},
@@ -124,7 +138,9 @@ PARAMETERS: dict[str, Schema] = {
         "description": "At most one execution of this tool under this key, for a minute.",
     },
     "lease": {"name": "Broker-Lease", "in": "header", "schema": TEXT, "description": "A single-use lease's token."},
-    "session": {"name": "Broker-Session", "in": "header", "schema": TEXT, "description": "Whose DSState it is."},
+    "session": {"name": "Broker-Session", "in": "header", "schema": TEXT, "description": "Whose state it is."},
+    "story": {"name": "session", "in": "path", "required": True, "schema": TEXT, "example": "evening"},
+    "asset": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "asset_000001"},
     "job": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "job_0001"},
     "file": {"name": "name", "in": "path", "required": True, "schema": TEXT, "example": "request.json"},
     "stability": {
@@ -215,6 +231,7 @@ def _files() -> Schema:
 def document(tools_path: str, tools: list[str]) -> Schema:
     """`tools` are the names of those that there are now."""
     execute = _answers("ToolResult", 400, 404, 413, 429, 500, 503, 504, errors="ToolResult")
+    execute["200"]["content"]["text/event-stream"] = {"schema": TEXT}  # with this in Accept: its events, and the result
     paths: Schema = {
         "/healthz": {"get": _route("Is it there?", [], _answers("Health"))},
         "/livez": {"get": _route("Is it alive?", [], _plain("text/plain"))},
@@ -229,6 +246,12 @@ def document(tools_path: str, tools: list[str]) -> Schema:
         "/v1/jobs/{id}/artifacts/{name}": {
             "get": _route("One of a job's files.", ["job", "file"], _files()),
         },
+        "/v1/sessions/{session}/state": {
+            "get": _route("What event tools have made of a session.", ["story"], _answers("Story", 404)),
+            "delete": _route("Begin anew.", ["story"], _answers("StoryGone", 404)),
+        },
+        "/v1/assets": {"get": _route("Files that event tools have told of.", [], _answers("Assets"))},
+        "/v1/assets/{id}": {"get": _route("One of them.", ["asset"], _files())},
         tools_path: {
             "post": _route(
                 "namel3ss' service runner.",
