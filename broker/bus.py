@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from broker.observe.log import Log
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one for ever
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one for ever; not all brokers at the same moment
+PING_SECONDS = 5  # a server that has not answered two of these is away
 
 
 class Bus:
@@ -27,10 +29,13 @@ class Bus:
             raise ConfigError("NATS needs nats-py: pip install 'toolhost-broker[nats]'") from None
         self._troubles: tuple[type[Exception], ...] = (nats.errors.Error, OSError, TimeoutError)
         self.url = url
+        self.place = _without_secrets(url)
         self.client: Client = Client()
         self._name = name
         self._log = log
         self._told = ""  # the last problem that was logged
+        self._attempts = 0  # since it was last there
+        self._stopping = False
         self._listeners: list[Callable[[], Awaitable[object]]] = []
 
     def on_connect(self, listener: Callable[[], Awaitable[object]]) -> None:
@@ -42,17 +47,18 @@ class Bus:
         return bool(self.client.is_connected)
 
     async def start(self) -> None:
-        """Until the server is there. nats-py itself connects again after that."""
-        attempt = 0
+        """Until the server is there. After that nats-py connects again itself, and waits while it tells of a problem."""
         while True:
             try:
                 await self.client.connect(
-                    self.url,
+                    [one.strip() for one in self.url.split(",")],
                     name=self._name,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
-                    reconnect_time_wait=1,
+                    reconnect_time_wait=0,
                     connect_timeout=5,
+                    ping_interval=PING_SECONDS,
+                    max_outstanding_pings=2,
                     error_cb=self._problem,
                     disconnected_cb=self._disconnected,
                     reconnected_cb=self._connected,
@@ -60,26 +66,44 @@ class Bus:
                 break
             except self._troubles as error:
                 await self._problem(error)
-                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
-                attempt += 1
         await self._connected()
 
     async def stop(self) -> None:
+        self._stopping = True
         with contextlib.suppress(*self._troubles):
             await self.client.close()
 
     async def _connected(self) -> None:
         self._told = ""
-        self._log.info("nats connected", url=self.url)
+        self._attempts = 0
+        self._log.info("nats connected", url=self.place)
         for listener in self._listeners:
-            await listener()
+            try:
+                await listener()
+            except Exception as error:  # none of them may keep the others, or the next connection, from coming
+                self._log.warning("nats", url=self.place, reason=_words(error))
 
     async def _disconnected(self) -> None:
-        self._log.warning("nats is away", url=self.url)
+        if not self._stopping:
+            self._log.warning("nats is away", url=self.place)
 
     async def _problem(self, error: Exception) -> None:
-        """Once, as long as it is the same."""
-        text = str(error) or type(error).__name__
+        """Once, as long as it is the same. While the server is away, the next attempt waits for this."""
+        text = _words(error)
         if text != self._told:
             self._told = text
-            self._log.warning("nats", url=self.url, reason=text)
+            self._log.warning("nats", url=self.place, reason=text)
+        if not self.connected:
+            seconds = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
+            self._attempts += 1
+            await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+
+
+def _without_secrets(url: str) -> str:
+    """As it may be shown: names, passwords and tokens stand in front of the @."""
+    servers = (one.strip().rpartition("://") for one in url.split(","))
+    return ",".join(scheme + colon + place.rpartition("@")[2] for scheme, colon, place in servers)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
