@@ -47,7 +47,7 @@ class Bus:
         return bool(self.client.is_connected)
 
     async def start(self) -> None:
-        """Until the server is there. After that nats-py connects again itself, and waits while it tells of a problem."""
+        """Until the server is there. Then nats-py connects again itself, and waits while it tells of a problem."""
         while True:
             try:
                 await self.client.connect(
