@@ -210,14 +210,14 @@ FAILURES = {
     "junk": ("print('junk')", "bad_reply", "a line is not JSON: junk"),
     "lingers": (DONE + "; time.sleep(60)", "bad_reply", "did not exit within 2 s after done"),
     "grandchild": ("os.fork() or time.sleep(60); sys.exit(4)", "crash", "Process exited with code 4"),
-    "hangs": ("say('state_patch', patch={'a': 1}); time.sleep(60)", "timeout", "was not done within 0.5 s"),
+    "hangs": ("say('state_patch', patch={'a': 1}); time.sleep(60)", "timeout", "was not done within 1.5 s"),
     "long": ("os.write(1, b'x' * 2000000); time.sleep(60)", "bad_reply", "limits.reply_bytes"),
 }
 
 
 def test_whatever_goes_wrong_has_its_reason_and_leaves_nothing_behind(start, tools):
     config = "".join(
-        tools.tool(name, body, timeout_seconds=0.5 if name == "hangs" else 20.0)
+        tools.tool(name, body, timeout_seconds=1.5 if name == "hangs" else 20.0)
         for name, (body, _, _) in FAILURES.items()
     )
     config += tools.entry("absent", [str(tools.folder / "nowhere")])
