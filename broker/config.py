@@ -202,7 +202,25 @@ class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
     """[nats]: the server through which brokers join, and UTP's callers call."""
 
     url: str = ""  # nats://HOST:PORT; empty: no NATS
-    cluster: str = "default"  # brokers of one name share their tools, keys and leases
+    cluster: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = (
+        "default"  # whose tools, keys and leases are shared
+    )
+    remote: bool = False  # tools that only other brokers of the cluster have can be called here, too
+
+
+class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[utp.targets]: the tool that answers commands to cg.v1r3.*.*.cmd.tool.<target>.*"""
+
+    tool: str
+    author: str = ""  # of result cards; empty: tool.<target>
+
+
+class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[utp]: CommonGround's tool executor: commands from NATS, cards and reports in a store."""
+
+    targets: dict[Name, str | UtpTarget] = {}  # target → the tool's name, or a table with more
+    store: Literal["sqlite", "postgres"] = "sqlite"
+    dsn: str = ""  # postgresql://…, or the SQLite file; empty: PG* variables, or a file in this user's state directory
 
 
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -218,6 +236,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     events: list[EventTool] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
     nats: Nats = msgspec.field(default_factory=Nats)
+    utp: Utp = msgspec.field(default_factory=Utp)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
@@ -230,6 +249,7 @@ TABLES: dict[str, type[Struct]] = {
     "breaker": Breaker,
     "http": Http,
     "nats": Nats,
+    "utp": Utp,
 }
 
 # What Machina's users have in their environment, and which setting it is here.

@@ -42,6 +42,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--nats", metavar="URL", help="join the brokers and callers on this NATS server")
     parser.add_argument("--cluster", metavar="NAME", help="with --nats: whom to join (default: default)")
+    parser.add_argument(
+        "--remote", action="store_true", default=None, help="with --nats: tools that only other brokers have, too"
+    )
     parser.add_argument("--insecure", action="store_true", default=None, help="allow --tcp, --http beyond loopback")
     parser.add_argument("--plugin", metavar="PATH", action="append", help="a plugin to serve; may be repeated")
     parser.add_argument("--toolhost", metavar="BIN", help="the executable that runs the plugins (default: ours)")
@@ -60,6 +63,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
         ("http", "listen"): arguments.http,
         ("nats", "url"): arguments.nats,
         ("nats", "cluster"): arguments.cluster,
+        ("nats", "remote"): arguments.remote,
     }
     loaded = config.load(arguments.config, flags, os.environ)
     toolhosts.add(loaded, arguments.plugin or [], arguments.toolhost, os.environ)

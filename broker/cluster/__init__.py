@@ -1,0 +1,1 @@
+"""What brokers that share a NATS server share."""
