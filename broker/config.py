@@ -205,6 +205,8 @@ class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
     cluster: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = (
         "default"  # whose tools, keys and leases are shared
     )
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1  # of what NATS keeps for the cluster
+    wait_seconds: Seconds = 5.0  # for NATS, before calls that need it are refused
     remote: bool = False  # tools that only other brokers of the cluster have can be called here, too
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker import config, errors
+from broker.cluster.kv import Away
 from broker.errors import ConfigError, Refusal
 from broker.model import Named
 from broker.observe import status
@@ -155,9 +156,13 @@ class Control:
         now = time.monotonic()
         try:
             lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, asker.principal, now)
+            if broker.cluster is not None:
+                await broker.cluster.leases.publish(lease)
         except TooMany as error:
             return Refusal(errors.OVERLOADED, str(error))
-        broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.token)
+        except Away as error:
+            return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
+        broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.fingerprint)
         return {
             "token_id": lease.token,
             "tool_aid": lease.tool,
@@ -166,14 +171,24 @@ class Control:
         }
 
     async def _lease_list(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        return {"leases": status.leases(self._broker, time.monotonic())}
+        cluster, now = self._broker.cluster, time.monotonic()
+        try:
+            leases = await cluster.leases.alive() if cluster else self._broker.dispatcher.leases.alive(now)
+        except Away as error:
+            return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
+        return {"leases": status.leases(leases, now)}
 
     async def _lease_revoke(self, asker: Asker, line: bytes) -> Answer:
         name = msgspec.json.decode(line, type=_Named).name
         lease = self._broker.dispatcher.revoke_lease(name)
+        if self._broker.cluster is not None:  # what was issued here may have been used elsewhere
+            try:
+                lease = await self._broker.cluster.leases.revoke(name)
+            except Away as error:
+                return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
         if lease is None:
             return Refusal(errors.NOT_FOUND, "there is no such lease alive; `broker lease list` shows them")
-        self._broker.audit.write("lease_revoked", asker.principal, lease.tool, lease.tier, lease.token)
+        self._broker.audit.write("lease_revoked", asker.principal, lease.tool, lease.tier, lease.fingerprint)
         return {"fingerprint": lease.fingerprint}
 
     async def _lease_gc(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002

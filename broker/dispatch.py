@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from broker import errors
 from broker.config import Config
@@ -20,11 +21,14 @@ from broker.observe.recent import Recent
 from broker.policy import sessions
 from broker.policy.breaker import State
 from broker.policy.idempotency import Cache, Entry, key_of
-from broker.policy.leases import Lease, Leases
+from broker.policy.leases import Lease, Leases, fingerprint
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.pool.verdicts import unquoted
 from broker.registry import Registry
 from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
+
+if TYPE_CHECKING:
+    from broker.cluster.gate import Gate
 
 SPLICE_ROOM = 4096  # what we write into a line; our toolhost leaves this much room
 PROBE_SECONDS = 1.0  # what those who come while a probe is on its way are told to wait
@@ -45,7 +49,9 @@ class Dispatcher:
         self.audit = audit
         limits, kept = settings.limits, settings.idempotency
         self.sessions = Sessions(limits.sessions, limits.session_bytes, limits.session_idle_seconds)
-        self.waiting = WaitingRoom()  # for sessions
+        self.waiting = WaitingRoom(limits.queue_seconds, "its session (limits.queue_seconds)")
+        self.rooms = [self.waiting]  # all of those where calls wait before they come to a queue
+        self.gate: Gate | None = None  # what the brokers of a cluster decide together
         self.cache = Cache(kept.ttl_seconds, kept.entries, kept.bytes)
         self.leases = Leases()
         self.draining = False
@@ -95,7 +101,11 @@ class Dispatcher:
                 return None
             ticket.key = key
         try:
-            refusal = self._breaker(ticket, now) or self._lease(ticket, caller, call.tool, now)
+            if self.gate is not None and self.gate.concerns(ticket):
+                ticket.hold_key()
+                self.gate.enter(ticket, now)
+                return None
+            refusal = self.breaker(ticket, now) or self._lease(ticket, caller, call.tool, now)
             if refusal is None:
                 refusal = ticket.begin(now)
         except BaseException:
@@ -138,8 +148,8 @@ class Dispatcher:
         else:
             entry.waiting.append(Follower(caller, sink, work))
 
-    def _breaker(self, ticket: Ticket, now: float) -> Refusal | None:
-        """At the gate, and again when it has waited for its session."""
+    def breaker(self, ticket: Ticket, now: float) -> Refusal | None:
+        """At the gate, and again when it has waited."""
         tool = ticket.call.tool
         if tool.breaker.state is State.CLOSED or ticket.probes(tool.breaker):
             return None
@@ -158,14 +168,14 @@ class Dispatcher:
 
     def _lease(self, ticket: Ticket | None, caller: Caller, tool: Tool, now: float) -> Refusal | None:
         """A call without a ticket has shown no lease."""
-        if not self.enforce_leases or not tool.tier:
+        if not self.wants_lease(tool):
             return None
-        token = ticket.call.lease if ticket is not None else ""
-        if ticket is None or not token:
-            self.audit.write("lease_required", caller.principal, tool.name, tool.tier, "")
-            return Refusal(errors.LEASE_REQUIRED, "lease_required", tier=tool.tier)
+        if ticket is None or not ticket.call.lease:
+            return self.lease_required(caller, tool)
         if ticket.lease is None:
-            lease = self.leases.reserve(token, tool.name, tool.tier, now)
+            if self.gate is not None:
+                return Refusal(errors.UNAVAILABLE, "the tool's tier has risen while the call waited; ask again")
+            lease = self.leases.reserve(ticket.call.lease, tool.name, tool.tier, now)
             if isinstance(lease, Lease):
                 ticket.lease = lease
                 return None
@@ -174,8 +184,25 @@ class Dispatcher:
             reason = self.leases.doubt(ticket.lease, tool.tier)
             if not reason:
                 return None
+        return self.lease_rejected(ticket, caller, tool, reason)
+
+    def wants_lease(self, tool: Tool) -> bool:
+        return self.enforce_leases and tool.tier > 0
+
+    def lease_required(self, caller: Named, tool: Tool) -> Refusal:
+        self.audit.write("lease_required", caller.principal, tool.name, tool.tier, fingerprint(""))
+        return Refusal(errors.LEASE_REQUIRED, "lease_required", tier=tool.tier)
+
+    def lease_rejected(self, ticket: Ticket, caller: Named, tool: Tool, reason: str) -> Refusal:
+        token = fingerprint(ticket.call.lease)
         self.audit.write("lease_rejected", caller.principal, tool.name, tool.tier, token, reason=reason)
         return Refusal(errors.LEASE_REJECTED, "lease_rejected", reason=reason)
+
+    def give_back(self, lease: Lease) -> None:
+        """Its call never ran."""
+        self.leases.give_back(lease)
+        if self.gate is not None:
+            self.gate.give_back(lease)
 
     def is_too_large(self, lines: bytes) -> bool:
         """Neither what we write into a line nor the escapes of `inputs` that became a string count."""
@@ -190,6 +217,8 @@ class Dispatcher:
     def judge(self, work: Work) -> Refusal | None:
         """Of a call that waits in a queue: may it run, as its tool, its caller and its lease are now?"""
         ticket = work.ticket if isinstance(work.ticket, Ticket) else None
+        if ticket is not None and ticket.claim is not None and ticket.claim.problem is not None:
+            return ticket.claim.problem
         return self.rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
 
     def broken(self, work: Work) -> Refusal | None:
@@ -221,7 +250,15 @@ class Dispatcher:
 
     def in_turn(self, ticket: Ticket, session: Session, now: float) -> None:
         """The session is free for this call."""
-        ticket.since = 0.0
+        self._again(ticket, lambda: ticket.enter(session, now), now)
+
+    def go_on(self, ticket: Ticket, now: float) -> None:
+        """The cluster lets it pass."""
+        self._again(ticket, lambda: ticket.proceed(now), now)
+
+    def _again(self, ticket: Ticket, proceed: Callable[[], Refusal | None], now: float) -> None:
+        """What has waited is asked again."""
+        ticket.go_on()
         call = ticket.call
         tool = self.registry.get(call.tool.name)
         refusal = self.refusal()
@@ -229,8 +266,8 @@ class Dispatcher:
             refusal = _not_found(call.tool)
         if refusal is None and tool is not None:
             call.tool = tool
-            refusal = self.rights(tool, ticket.caller) or self._breaker(ticket, now)
-            refusal = refusal or self._lease(ticket, ticket.caller, tool, now) or ticket.enter(session, now)
+            refusal = self.rights(tool, ticket.caller) or self.breaker(ticket, now)
+            refusal = refusal or self._lease(ticket, ticket.caller, tool, now) or proceed()
         if refusal is not None:
             ticket.give_up(refusal)
 
@@ -318,27 +355,29 @@ class Dispatcher:
     def hung_up(self, caller: Caller) -> None:
         """A connection's own state goes with it, and so does what it has waiting for a session."""
         self.sessions.drop(caller)
-        leaving = [ticket for ticket in self.waiting.of(caller) if not ticket.hand_on()]
-        self._give_up(leaving, HUNG_UP)
+        for room in self.rooms:
+            self._give_up(room, [ticket for ticket in room.of(caller) if not ticket.hand_on()], HUNG_UP)
 
     def refuse_waiting(self) -> None:
         """The broker stops."""
         refusal = self.refusal()
         assert refusal is not None
-        self._give_up(self.waiting.everybody(), refusal)
+        for room in self.rooms:
+            self._give_up(room, room.everybody(), refusal)
 
     def expire(self, now: float) -> None:
-        seconds = self.limits.queue_seconds
-        text = f"the call waited {seconds:g} s for its session (limits.queue_seconds)"
-        overdue, refusal = self.waiting.overdue(now - seconds), Refusal(errors.OVERLOADED, text, retry_after=1)
-        for ticket in overdue:
-            self.noted(ticket.call.tool.name, refusal.kind.code, text)
-        self._give_up(overdue, refusal)
+        for room in self.rooms:
+            text = f"the call waited {room.seconds:g} s for {room.what}"
+            refusal = Refusal(errors.OVERLOADED, text, retry_after=1)
+            overdue = room.overdue(now - room.seconds)
+            for ticket in overdue:
+                self.noted(ticket.call.tool.name, refusal.kind.code, text)
+            self._give_up(room, overdue, refusal)
         self.sessions.expire(now)
         self.cache.expire(now)
 
-    def _give_up(self, tickets: list[Ticket], refusal: Refusal) -> None:
-        self.waiting.leave(tickets)
+    def _give_up(self, room: WaitingRoom, tickets: list[Ticket], refusal: Refusal) -> None:
+        room.leave(tickets)
         for ticket in tickets:
             ticket.give_up(refusal)
 

@@ -218,6 +218,9 @@ class Ticket(Protocol):
     def handed(self) -> bool:
         """A toolhost has been given the call: it may have run."""
 
+    def ready(self) -> bool:
+        """It may be handed over. If not yet: what it waits for is asked for, and its runtime is pumped then."""
+
     def handed_over(self) -> None:
         """Told right before a toolhost gets the call: from now on it may run."""
 

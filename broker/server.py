@@ -18,6 +18,7 @@ from broker import config, errors
 from broker._native import lib
 from broker.assets import Assets
 from broker.bus import Bus
+from broker.cluster.cluster import Cluster
 from broker.config import Card, Config
 from broker.control import Control
 from broker.dispatch import Dispatcher
@@ -68,9 +69,8 @@ class Broker:
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
         self.core.policy = self.dispatcher
-        lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
         self.core.make_room = self._make_room
-        self.core.waiting_bytes = lambda: self.dispatcher.waiting.size
+        self.core.waiting_bytes = lambda: sum(room.size for room in self.dispatcher.rooms)
         self.runtimes: list[ServeRuntime] = []
         self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
         self.commands: list[Commands | EventTool] = []
@@ -96,6 +96,11 @@ class Broker:
         self.http: HttpFace | None = None
         self.bus = Bus(settings.nats.url, "toolhost-broker", log) if settings.nats.url else None
         self._joining: asyncio.Task[None] | None = None  # until NATS is there for the first time
+        self.cluster = Cluster(self, self.bus) if self.bus is not None else None
+        if self.cluster is None:  # else no key is looked up without asking the others
+            lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
+        self._builtin: Builtin | None = None
+        self._pumping = False
         self.jobs: Jobs | None = None
         self.started = time.monotonic()
         self.pauses = Pauses()
@@ -153,9 +158,9 @@ class Broker:
         folder = Path(settings.jobs or default_state(os.environ) / f"jobs-{self.http.port}")
         self.jobs = Jobs(folder, settings.job_seconds, settings.job_bytes, self.log)
         self.jobs.open()
-        builtin = Builtin(self.core, self.jobs, self.settings.limits.reply_bytes)
-        for info in described(builtin.tools, cards(self.settings)):
-            self.registry.add(info, builtin)
+        self._builtin = Builtin(self.core, self.jobs, self.settings.limits.reply_bytes)
+        for info in described(self._builtin.tools, cards(self.settings)):
+            self.registry.add(info, self._builtin)
 
     def _mind_names(self) -> None:
         """What is not as AutoSage's users expect, and what is said of tools that are not there."""
@@ -332,6 +337,18 @@ class Broker:
             pool.pump()
         self.core.flush()
 
+    def pump_soon(self) -> None:
+        """Some of what waits may go on, from within anything."""
+        if not self._pumping:
+            self._pumping = True
+            self.core.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = False
+        if self._builtin is not None:
+            self._builtin.pump()
+        self._pump()
+
     # --- change -----------------------------------------------------------------------------------------------------
 
     def pause(self, name: str) -> str:
@@ -459,6 +476,8 @@ class Broker:
         self.face.close()
         if self.bus is not None and self._joining is not None:
             self._joining.cancel()
+            if self.cluster is not None:
+                await self.cluster.stop()
             await self.bus.stop()
         if self._janitor:
             self._janitor.stop()

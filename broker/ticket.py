@@ -17,9 +17,10 @@ from broker.policy import sessions
 from broker.policy.breaker import Breaker
 from broker.policy.idempotency import Entry, new_entry
 from broker.policy.leases import Lease
-from broker.policy.sessions import Session, Sessions
+from broker.policy.sessions import Session, Sessions, WaitingRoom
 
 if TYPE_CHECKING:
+    from broker.cluster.keys import Claim
     from broker.dispatch import Dispatcher
 
 OWN_ERROR = "the tool's own error"
@@ -71,11 +72,13 @@ class Ticket:
         "_state",
         "call",
         "caller",
+        "claim",
         "done",
         "entry",
         "handed",
         "key",
         "lease",
+        "room",
         "since",
         "weight",
     )
@@ -96,9 +99,11 @@ class Ticket:
         self.key: bytes | None = None
         self.entry: Entry | None = None
         self.lease: Lease | None = None
+        self.claim: Claim | None = None  # on its key, in the cluster
         self.handed = False  # a toolhost has been given the call
-        self.since = 0.0  # it has been waiting for its session
-        self.weight = 0  # bytes that it holds meanwhile
+        self.room: WaitingRoom | None = None  # where it waits, before its turn comes,
+        self.since = 0.0  # since when,
+        self.weight = 0  # and the bytes that it holds meanwhile
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -113,20 +118,36 @@ class Ticket:
         return number > 0
 
     def begin(self, now: float) -> Refusal | None:
-        """All gates are passed: to the queue, or first to its session's."""
+        """All gates are passed."""
+        self.hold_key()
+        return self.proceed(now)
+
+    def hold_key(self) -> None:
+        """Whoever asks for the same from now on waits for this call."""
         if self.key is not None:
             self.entry = new_entry(self.key)
             self._dispatcher.cache.begin(self.entry)
+
+    def proceed(self, now: float) -> Refusal | None:
+        """To the queue, or first to its session's."""
         if self._state is None:
             self._submit(self.call.lines, now)
             return None
         session = self._dispatcher.sessions.get(self.call.session, now)
         if session.busy or session.waiting:
-            self.since = now
-            self.weight = sum(map(len, (self.call.lines, self.call.ids or b"", self.call.ds_state or b"")))
-            self._dispatcher.waiting.enter(self, session)
+            self.wait_in(self._dispatcher.waiting, session, now)
             return None
         return self.enter(session, now)
+
+    def wait_in(self, room: WaitingRoom, row: Session, now: float) -> None:
+        self.room, self.since = room, now
+        self.weight = sum(map(len, (self.call.lines, self.call.ids or b"", self.call.ds_state or b"")))
+        room.enter(self, row)
+
+    def go_on(self) -> None:
+        """It has waited for long enough."""
+        self.room = None
+        self.since = 0.0
 
     def enter(self, session: Session, now: float) -> Refusal | None:
         """The session is this call's until it ends."""
@@ -150,7 +171,7 @@ class Ticket:
         call, sink = self.call, self if lent else self._sink
         work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
         work.ticket = self if lent else None
-        work.moved = self.weight > 0  # it has waited for its session
+        work.moved = self.weight > 0  # it has waited
         work.at = self.call.at
         work.job = call.job
         if call.tool.info.live:
@@ -166,6 +187,10 @@ class Ticket:
     def once(self) -> bool:
         """A key promises at most one execution, and a lease permits one."""
         return self.entry is not None or self.lease is not None
+
+    def ready(self) -> bool:
+        """It may be handed over: in a cluster, the others know of it."""
+        return self.claim is None or self.claim.may_start()
 
     @property
     def urgent(self) -> bool:
@@ -183,7 +208,7 @@ class Ticket:
 
     def _note(self, event: str, lease: Lease) -> None:
         tool = self.call.tool
-        self._dispatcher.audit.write(event, self.caller.principal, tool.name, tool.tier, lease.token)
+        self._dispatcher.audit.write(event, self.caller.principal, tool.name, tool.tier, lease.fingerprint)
 
     # --- end --------------------------------------------------------------------------------------------------------
 
@@ -254,7 +279,10 @@ class Ticket:
         if self.lease is not None:
             if self.lease.used:
                 self._note("lease_returned", self.lease)
-            self._dispatcher.leases.give_back(self.lease)
+            self._dispatcher.give_back(self.lease)
+        if self.claim is not None and self._dispatcher.gate is not None:
+            claim, self.claim = self.claim, None
+            self._dispatcher.gate.free(claim)
         if self.entry is not None:
             self._dispatcher.cache.free(self.entry)
             if refusal is not None:
@@ -267,19 +295,33 @@ class Ticket:
             follower = waiting.pop(0)
             if follower.caller.gone():
                 continue
-            room = self._dispatcher.waiting
-            session = room.step_out(self) if self.since else None
+            room = self.room
+            row = room.step_out(self) if room is not None else None
             self.caller, self._sink = follower.caller, follower.sink
             self.call.ids, self.call.at = follower.work.ids, follower.work.at
-            if session is not None:
+            if room is not None and row is not None:
                 self.since = time.monotonic()
-                room.step_in(self, session)
+                room.step_in(self, row)
             return True
         return False
 
     def _finish(self, entry: Entry, line: bytes, now: float) -> None:
         self._dispatcher.cache.finish(entry, line, now)
+        if self.claim is not None and self._dispatcher.gate is not None:
+            claim, self.claim = self.claim, None
+            self._dispatcher.gate.finish(claim, entry.hit(None))
         self._tell(entry, None)
+
+    def known(self, line: bytes) -> None:
+        """Another broker has the answer: for this caller, and all who wait, it is a hit. It is kept there."""
+        entry, cache = self.entry, self._dispatcher.cache
+        assert entry is not None
+        cache.finish(entry, line, time.monotonic())
+        cache.hits += 1
+        self._sink.repeat(self._work(b""), entry)
+        self._tell(entry, None)
+        cache.free(entry)
+        self.done = True
 
     def _tell(self, entry: Entry, refusal: Refusal | None) -> None:
         """Everybody who asked for the same gets the same."""
@@ -346,6 +388,10 @@ class Convoy:
 
     once = True
     handed = False
+
+    def ready(self) -> bool:
+        """There is no cluster where the board looks keys up."""
+        return True
 
     def __init__(self, dispatcher: Dispatcher, sink: Sink) -> None:
         self._dispatcher = dispatcher

@@ -297,7 +297,7 @@ class Embedded:
                 lease = self.dispatcher.leases.issue(aid, tier, ttl, self.principal, time.monotonic())
             except TooMany as error:
                 raise failure(aid, Refusal(errors.OVERLOADED, str(error))) from None
-            self.dispatcher.audit.write("lease_issued", self.principal, aid, tier, lease.token)
+            self.dispatcher.audit.write("lease_issued", self.principal, aid, tier, lease.fingerprint)
         return lease.token
 
     # --- one call ---------------------------------------------------------------------------------------------------

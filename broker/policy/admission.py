@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
+from itertools import islice
 
 from broker.model import Caller, Tool, Work
 
@@ -47,12 +48,12 @@ class Lane:
             waiting = self._callers[key] = deque()
         return waiting
 
-    def pop(self, room: int) -> Work | None:
+    def pop(self, room: int, soon: int = 0) -> Work | None:
         """At most `room` calls of the caller whose turn it is; that caller then goes to the end of the row.
 
-        None where every caller that waits has yet to read the replies that it already has.
+        None where every caller that waits has yet to read the replies that it already has, or to wait for its ticket.
         """
-        ready = (item for item in self._callers.items() if not item[1][0].caller.full(item[1][0]))
+        ready = (item for item in self._callers.items() if _may_go(item[1], max(room, soon)))
         key, waiting = next(ready, (None, None))
         if waiting is None:
             return None
@@ -105,6 +106,22 @@ class Lane:
         self._callers.clear()
         self.lines = 0
         return everything
+
+
+def _may_go(waiting: deque[Work], soon: int) -> bool:
+    """What may have its turn soon, but is not ready yet, had better begin to be."""
+    first = waiting[0]
+    if first.caller.full(first):
+        return False
+    if is_ready(first):
+        return True
+    for work in islice(waiting, 1, soon):
+        is_ready(work)
+    return False
+
+
+def is_ready(work: Work) -> bool:
+    return work.ticket is None or work.ticket.ready()
 
 
 def _row(caller: Caller) -> Hashable:

@@ -40,9 +40,9 @@ def fingerprint(token: str) -> str:
 class Lease:
     __slots__ = ("expires", "fingerprint", "issuer", "revoked", "spent", "tier", "token", "tool", "used")
 
-    def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str) -> None:
+    def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str, shown: str = "") -> None:
         self.token = token
-        self.fingerprint = fingerprint(token)
+        self.fingerprint = shown or fingerprint(token)
         self.tool = tool
         self.tier = tier
         self.expires = expires
@@ -50,6 +50,21 @@ class Lease:
         self.spent = False  # reserved by a call, or used
         self.used = False  # its call has been handed over
         self.revoked = False
+
+
+NOT_FOUND = "lease not found"
+CONSUMED = "lease already consumed"
+
+
+def refused(lease: Lease, tool: str, tier: int, now: float) -> str:
+    """Why it does not open this tool; empty where it does."""
+    if lease.spent:
+        return CONSUMED
+    if lease.expires <= now:
+        return "lease expired"
+    if lease.tool not in (ANY, tool):
+        return f"lease tool mismatch: expected={lease.tool} got={tool}"
+    return "lease tier too low" if lease.tier < tier else ""
 
 
 class Counts(NamedTuple):
@@ -83,27 +98,24 @@ class Leases:
     def reserve(self, token: str, tool: str, tier: int, now: float) -> Lease | str:
         """The lease, now nobody else's; or the reason why it does not open this tool."""
         lease = self._by_digest.get(_digest(token))
-        reason = ""
         if lease is None or not hmac.compare_digest(lease.token.encode(), token.encode("utf-8", "surrogatepass")):
-            reason = "lease not found"
-        elif lease.spent:
-            reason = "lease already consumed"
-        elif lease.expires <= now:
-            reason = "lease expired"
-        elif lease.tool not in (ANY, tool):
-            reason = f"lease tool mismatch: expected={lease.tool} got={tool}"
-        elif lease.tier < tier:
-            reason = "lease tier too low"
+            reason = NOT_FOUND
+        else:
+            reason = refused(lease, tool, tier, now)
         if reason:
-            self._rejected += 1
+            self.rejected()
             return reason
         assert lease is not None
         lease.spent = True
         return lease
 
+    def rejected(self) -> None:
+        """A token that was presented opened nothing."""
+        self._rejected += 1
+
     def doubt(self, lease: Lease, tier: int) -> str:
         """Why a lease that is reserved does not open its tool any more: the tool has changed, or the lease."""
-        reason = "lease not found" if lease.revoked else "lease tier too low" if lease.tier < tier else ""
+        reason = NOT_FOUND if lease.revoked else "lease tier too low" if lease.tier < tier else ""
         self._rejected += bool(reason)
         return reason
 

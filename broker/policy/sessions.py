@@ -228,9 +228,12 @@ class Sessions:
 
 
 class WaitingRoom:
-    """All calls that wait for their session, by caller: how many, how heavy, who has waited for too long."""
+    """All calls that wait for their session, or for the cluster, by caller: how many, how heavy, who has waited for too
+    long."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float, what: str) -> None:
+        self.seconds = seconds  # that anybody waits here at the most,
+        self.what = what  # and what for
         self._by_caller: dict[Hashable, dict[Any, Session]] = {}  # Waiter → what it waits for, in order of arrival
         self.calls = 0
         self.size = 0

@@ -18,6 +18,7 @@ from broker import errors
 from broker.errors import Refusal
 from broker.jobs import LARGEST_ARTIFACT, Jobs, is_plain, route
 from broker.model import Judge, Place, ToolInfo, Work
+from broker.policy.admission import is_ready
 from broker.policy.schema import Schema
 from broker.pool.core import Core
 
@@ -109,7 +110,8 @@ class Builtin:
     def __init__(self, core: Core, jobs: Jobs, most_bytes: int) -> None:
         self.tools = (ECHO, WRITE)
         self._core = core
-        self._waiting: list[Work] = []
+        self._coming: list[Work] = []
+        self._waiting: list[Work] = []  # until the cluster knows of them
         self._most_bytes = most_bytes  # of an output, as of any toolhost's
         self._jobs = jobs
         assert WRITE.schema is not None
@@ -118,20 +120,34 @@ class Builtin:
 
     def submit(self, work: Work, now: float) -> None:  # noqa: ARG002
         """In the loop's next turn: all that came in this one then go out together."""
-        if not self._waiting:
+        if not self._coming:
             self._core.loop.call_soon(self._run_all)
-        self._waiting.append(work)
+        self._coming.append(work)
 
     def _run_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for work in waiting:
+        coming, self._coming = self._coming, []
+        for work in coming:
+            if not is_ready(work):
+                self._waiting.append(work)
+                continue
             while work.count > 1:
                 self._run(work.take(1))
             self._run(work)
         self._core.flush()
 
+    def pump(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            self.submit(work, 0.0)
+
     def revise(self, judge: Judge, index: int | None = None) -> None:
-        """Nobody waits here."""
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            refusal = judge(work) if index is None or work.tool.index == index else None
+            if refusal is None:
+                self._waiting.append(work)
+            else:
+                work.sink.refuse(work, refusal)
 
     def _run(self, work: Work) -> None:
         begun = time.monotonic()

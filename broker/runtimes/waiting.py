@@ -40,7 +40,7 @@ class Waiting:
             if lane.tool.paused:
                 continue
             while lane.lines and self.running < self._most and self._core.processes < self._limits.processes:
-                work = lane.pop(1)
+                work = lane.pop(1, self._most - self.running)
                 if work is None:
                     break
                 self._core.queued_bytes -= work.weight()

@@ -90,7 +90,7 @@ class Rows(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.room = WaitingRoom()
+        self.room = WaitingRoom(30.0, "its session")
         self.sessions = [Session(), Session()]
         self.model = [[], []]
         self.now = 0.0
