@@ -218,8 +218,12 @@ class Ticket(Protocol):
     def handed(self) -> bool:
         """A toolhost has been given the call: it may have run."""
 
+    @property
+    def settled(self) -> bool:
+        """It is ready, and nobody has to be told."""
+
     def ready(self) -> bool:
-        """It may be handed over. If not yet: what it waits for is asked for, and its runtime is pumped then."""
+        """It may be handed over. If not yet, now that it has room: others are told, and its runtime is pumped then."""
 
     def handed_over(self) -> None:
         """Told right before a toolhost gets the call: from now on it may run."""

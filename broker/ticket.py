@@ -188,8 +188,12 @@ class Ticket:
         """A key promises at most one execution, and a lease permits one."""
         return self.entry is not None or self.lease is not None
 
+    @property
+    def settled(self) -> bool:
+        """In a cluster, the others know that it may run from now on."""
+        return self.claim is None or self.claim.started
+
     def ready(self) -> bool:
-        """It may be handed over: in a cluster, the others know of it."""
         return self.claim is None or self.claim.may_start()
 
     @property
@@ -388,9 +392,9 @@ class Convoy:
 
     once = True
     handed = False
+    settled = True  # there is no cluster where the board looks keys up
 
     def ready(self) -> bool:
-        """There is no cluster where the board looks keys up."""
         return True
 
     def __init__(self, dispatcher: Dispatcher, sink: Sink) -> None:

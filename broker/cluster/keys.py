@@ -73,12 +73,16 @@ class Claim:
         self.problem: Refusal | None = None  # why its call may not run
         self.changed: Callable[[], None] = lambda: None
 
+    @property
+    def started(self) -> bool:
+        return self.state is State.STARTED
+
     def may_start(self) -> bool:
         """The others know that its call may run from now on. If not, they are told, and `changed` is called."""
         if self.state is State.CLAIMED:
             self.state = State.STARTING
             self._starting = self._keys.later(self._start())
-        return self.state is State.STARTED
+        return self.started
 
     async def _start(self) -> None:
         try:

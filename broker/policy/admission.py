@@ -120,6 +120,11 @@ def _may_go(waiting: deque[Work], soon: int) -> bool:
     return False
 
 
+def is_settled(work: Work) -> bool:
+    """Its ticket asks for nothing before it runs."""
+    return work.ticket is None or work.ticket.settled
+
+
 def is_ready(work: Work) -> bool:
     return work.ticket is None or work.ticket.ready()
 

@@ -16,7 +16,7 @@ from broker.config import Limits, Toolhost
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Caller, Judge, Tool, Work
 from broker.observe.log import Log
-from broker.policy.admission import Lane, Queue, is_ready
+from broker.policy.admission import Lane, Queue, is_settled
 from broker.policy.starts import Starts
 from broker.pool import placing, process, verdicts
 from broker.pool.asides import OURS
@@ -202,7 +202,7 @@ class Pool:
             self.core.policy.rehome(work, self.closed)
         elif not self.held and (refusal := self.starts.refusal(self.name, now)) is not None:
             work.sink.refuse(work, refusal)
-        elif self.held or work.tool.paused or self.queue.waits(work.tool) or not is_ready(work):
+        elif self.held or work.tool.paused or self.queue.waits(work.tool) or not is_settled(work):
             self._enqueue(work, now)
             self.pump()  # those in front may be waiting for something else than room
         elif not self._place(work):
