@@ -29,7 +29,7 @@ class Bus:
             raise ConfigError("NATS needs nats-py: pip install 'toolhost-broker[nats]'") from None
         self._troubles: tuple[type[Exception], ...] = (nats.errors.Error, OSError, TimeoutError)
         self.url = url
-        self.place = _without_secrets(url)
+        self.place = without_secrets(url)
         self.client: Client = Client()
         self._name = name
         self._log = log
@@ -99,8 +99,8 @@ class Bus:
             await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
 
 
-def _without_secrets(url: str) -> str:
-    """As it may be shown: names, passwords and tokens stand in front of the @."""
+def without_secrets(url: str) -> str:
+    """As it may be shown: names, passwords and tokens of servers (a,b,…) stand in front of the @."""
     servers = (one.strip().rpartition("://") for one in url.split(","))
     return ",".join(scheme + colon + place.rpartition("@")[2] for scheme, colon, place in servers)
 

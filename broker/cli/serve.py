@@ -15,6 +15,7 @@ from broker.errors import ConfigError
 if TYPE_CHECKING:
     from broker.server import Broker
 
+SECRETS = {("nats", "url"), ("utp", "dsn")}  # may have a password in them
 EPILOG = """\
 examples:
   broker serve                                  the demo tools, on the default socket
@@ -122,6 +123,7 @@ try, in another terminal:
 
 def check(loaded: Loaded) -> int:
     """Validates, and says what each setting is and where it came from."""
+    from broker.bus import without_secrets
     from broker.runtimes.python.app import interpreter
 
     settings = loaded.config
@@ -133,6 +135,8 @@ def check(loaded: Loaded) -> int:
             value = getattr(values, key)
             if (section, key) == ("server", "socket") and not value:
                 value = config.default_socket(os.environ)
+            if (section, key) in SECRETS:
+                value = without_secrets(value)
             origin = loaded.origins.get(f"{section}.{key}", "default")
             print(f"  {key} = {value!r}  ({origin})")
     for host in settings.toolhost:

@@ -94,9 +94,8 @@ class Gate:
 
     def _changed(self, ticket: Ticket) -> None:
         """The cluster knows that it is starting, or will not have it."""
-        tool = ticket.call.tool
         if ticket.claim is not None and ticket.claim.problem is not None:
-            tool.runtime.revise(self._dispatcher.judge, tool.index)
+            self._dispatcher.revise()
         self._broker.pump_soon()
 
     # --- what tickets give back ---------------------------------------------------------------------------------------

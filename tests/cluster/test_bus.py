@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,3 +60,14 @@ def test_a_server_that_comes_late_goes_away_and_comes_back(tmp_path: Path):
 def test_what_is_secret_in_an_address_is_not_shown():
     bus = Bus("nats://me:word@one:4222,tls://token@two:4222,three", "test", Log(io.StringIO()))
     assert bus.place == "nats://one:4222,tls://two:4222,three"
+
+
+def test_a_configuration_is_explained_without_its_passwords(tmp_path: Path):
+    file = tmp_path / "broker.toml"
+    file.write_text('[nats]\nurl = "nats://me:word@one:4222"\n[utp]\ndsn = "postgresql://me:word@two/cards"\n')
+    command = [sys.executable, "-m", "broker", "serve", "--check", "--config", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert "word" not in said.stdout.replace("AID.DEMO.WORD_COUNT.v1", "").replace("password", "")
+    assert "nats://one:4222" in said.stdout
+    assert "postgresql://two/cards" in said.stdout
