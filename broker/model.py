@@ -43,6 +43,7 @@ class ToolInfo(msgspec.Struct, frozen=True, rename={"schema": "input_schema"}):
     files: bool = False  # it may leave files in the folder of a call's job
     checks: bool = False  # it checks its input itself: the schema is for readers
     live: bool = False  # its calls tell of themselves while they run, and may change their session's second document
+    elsewhere: bool = False  # another broker of the cluster runs it
 
 
 class Tool:

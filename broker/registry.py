@@ -44,6 +44,7 @@ class Registry:
         )
         self._counted = breaker.count_tool_errors
         self._count = 0  # of tools so far: an index is never used again
+        self.changes = 0  # times that a tool has come, gone, or become another
         self._by_name: dict[str, Tool] = {}
         self._sources: dict[str, str] = {}
 
@@ -58,8 +59,12 @@ class Registry:
 
     def add(self, info: ToolInfo, runtime: Source) -> Tool:
         """Two tools of one name are a mistake in the configuration, never a choice of ours."""
-        if info.aid in self._by_name:
-            raise self._double(info, runtime)
+        known = self._by_name.get(info.aid)
+        if known is not None:
+            if not known.info.elsewhere:
+                raise self._double(info, runtime)
+            self.remove(known)  # our own comes first
+        self.changes += 1
         tool = Tool(self._count, info, runtime, runtime.timeout, Breaker(self._breaker))
         self._count += 1
         tool.counts_errors = any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._counted)
@@ -110,6 +115,7 @@ class Registry:
 
     def remove(self, tool: Tool) -> None:
         """Its calls in flight go on; nobody finds it any more."""
+        self.changes += 1
         del self._by_name[tool.name], self._sources[tool.name]
         tool.stats.pool = ffi.NULL
         for table in (self.strict, *self._tables.values()):
@@ -128,12 +134,13 @@ class Registry:
         """A runtime has these tools now. What it no longer has is returned, and gone. A double changes nothing."""
         for info in infos:
             known = self._by_name.get(info.aid)
-            if known is not None and known.runtime is not runtime:
+            if known is not None and known.runtime is not runtime and not known.info.elsewhere:
                 raise self._double(info, runtime)
         now = {info.aid: info for info in infos}
         gone = []
         for tool in self.of(runtime):
             if tool.name in now:
+                self.changes += tool.info != now[tool.name]
                 tool.describe(now.pop(tool.name))
                 self.gate(tool)
                 tool.forget()

@@ -36,6 +36,7 @@ class Call(msgspec.Struct):
     at: int = -1  # its place in the order of replies; negative: it may overtake
     key: str = ""
     lease: str = ""
+    proof: str = ""  # whoever took the lease has sent the call here
     ds_state: bytes | None = None
     session: Hashable = None
     stream: bool = False  # the caller wants to hear of it while it runs

@@ -82,7 +82,7 @@ class Gate:
             return refusal
         if not ticket.call.lease:
             return self._dispatcher.lease_required(ticket.caller, tool)
-        lease = await self._leases.reserve(ticket.call.lease, tool.name, tool.tier)
+        lease = await self._leases.reserve(ticket.call.lease, tool.name, tool.tier, ticket.call.proof)
         if not isinstance(lease, Lease):
             self._dispatcher.leases.rejected()
             return self._dispatcher.lease_rejected(ticket, ticket.caller, tool, lease)

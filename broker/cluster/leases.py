@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import secrets
 import time
 from collections.abc import Coroutine
@@ -51,13 +52,16 @@ class SharedLeases:
         said = _Lease(lease.fingerprint, lease.tool, lease.tier, until, lease.issuer)
         await self._bucket.create(_key(lease.token), _encode(said), self._patience)
 
-    async def reserve(self, token: str, tool: str, tier: int) -> Lease | str:
-        """The lease, now nobody else's; or the reason why it does not open this tool."""
+    async def reserve(self, token: str, tool: str, tier: int, proof: str = "") -> Lease | str:
+        """The lease, now nobody else's; or the reason why it does not open this tool. Whoever has taken it can send its
+        call to another broker, with the proof; that one takes it in turn."""
         key = _key(token)
         found = await self._bucket.get(key, self._patience)
         if found is None:
             return NOT_FOUND
         said = _decode(found.value)
+        if proof and hmac.compare_digest(said.taken, proof):
+            said.taken = ""
         lease = said.lease(token)
         if reason := refused(lease, tool, tier, time.monotonic()):
             return reason
@@ -65,6 +69,7 @@ class SharedLeases:
         if not await self._bucket.update(key, _encode(said), found.revision, self._patience):
             return CONSUMED
         lease.spent = True
+        lease.proof = said.taken
         return lease
 
     def give_back(self, lease: Lease) -> None:
@@ -76,9 +81,8 @@ class SharedLeases:
         while time.monotonic() < lease.expires:
             try:
                 found = await self._bucket.get(key, self._patience)
-                if found is not None:  # nobody else can have changed it: it was ours
-                    said = _decode(found.value)
-                    said.taken = ""
+                if found is not None and (said := _decode(found.value)).taken == lease.proof:
+                    said.taken = ""  # still ours: no other broker has taken it with our proof
                     await self._bucket.update(key, _encode(said), found.revision, self._patience)
                 return
             except Away:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.bus import Bus
@@ -31,6 +32,8 @@ class Members:
         self._subject = f"broker_members.{cluster}"
         self._heard: dict[str, float] = {}
         self._left: dict[str, float] = {}
+        self.words: dict[str, bytes] = {}  # what each has said of itself, last
+        self.about_me: Callable[[], bytes] = bytes
         self._since = float("inf")  # we have been listening
         self._beating: asyncio.Task[None] | None = None
         bus.on_connect(self._listen)
@@ -46,9 +49,11 @@ class Members:
         who = message.subject.rpartition(".")[2]
         if message.data == GOODBYE:
             self._heard.pop(who, None)
+            self.words.pop(who, None)
             self._left[who] = time.monotonic()
         elif who not in self._left:
             self._heard[who] = time.monotonic()
+            self.words[who] = message.data
 
     async def _beat(self) -> None:
         from nats.errors import Error
@@ -56,13 +61,14 @@ class Members:
         while True:
             if self._bus.connected:
                 with contextlib.suppress(Error, OSError):
-                    await self._bus.client.publish(f"{self._subject}.{self.me}")
+                    await self._bus.client.publish(f"{self._subject}.{self.me}", self.about_me())
             else:
                 self._since = float("inf")
             now = time.monotonic()
             for people in (self._heard, self._left):
                 for who in [who for who, when in people.items() if now - when > FORGET_SECONDS]:
                     del people[who]
+                    self.words.pop(who, None)
             await asyncio.sleep(BEAT_SECONDS)
 
     def gone(self, who: str) -> bool:

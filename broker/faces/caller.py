@@ -77,6 +77,7 @@ class Asked(NamedTuple):
     place: Place | None = None
     request: str = ""
     listener: Listener | None = None
+    proof: str = ""  # that another broker of the cluster has taken the lease for this call
 
 
 class Listener(Protocol):
@@ -189,25 +190,38 @@ class Caller:
         asked: Asked | None = None,
     ) -> FaceCall:
         """`given` is the input's JSON. The answer may be told before this returns."""
+        if asked is None and tool.name in asker.plain:
+            return self._begin(
+                tool, asker, tell, lambda call: self._hand(tool, tool.head + _encode(given) + b"}\n", call)
+            )
+        asked = asked or Asked()
+        if asked.ds_state is None:
+            lines = tool.head + _encode(given) + b"}\n"
+        else:
+            lines = b'{"aid":' + _encode(tool.name) + b',"input_json":' + _encode(given) + b"}\n"
+        return self.begin_line(tool, lines, asker, tell, asked)
+
+    def begin_line(
+        self, tool: Tool, lines: bytes, asker: Asker, tell: Callable[[bytes | Refusal], object], asked: Asked
+    ) -> FaceCall:
+        """`lines` is what the toolhost reads, without `ds_state` where it is asked for."""
+        return self._begin(tool, asker, tell, lambda call: self._admit(tool, lines, call, asked))
+
+    def _begin(
+        self,
+        tool: Tool,
+        asker: Asker,
+        tell: Callable[[bytes | Refusal], object],
+        admit: Callable[[FaceCall], Refusal | None],
+    ) -> FaceCall:
         broker, core = self._broker, self._core
-        dispatcher = broker.dispatcher
         call = FaceCall(asker, core.name(), tell, self)
         if not self._flushing:
             self._flushing = True
             core.board.round += 1  # so that a plugin that was replaced is noticed
             self._loop.call_soon(self._flush)
         try:
-            refusal = dispatcher.refusal()
-            if refusal is None and asked is None and tool.name in asker.plain:
-                lines = tool.head + _encode(given) + b"}\n"
-                if dispatcher.is_too_large(lines):
-                    refusal = dispatcher.too_large("the call's input")
-                else:
-                    work = dispatcher.span(tool, lines, 1, None, call, call)
-                    if not core.hand(work):
-                        tool.runtime.submit(work, time.monotonic())
-            elif refusal is None:
-                refusal = self._admit(tool, given, call, asked or Asked())
+            refusal = broker.dispatcher.refusal() or admit(call)
         except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
             broker.log.error("internal error", aid=tool.name, reason=repr(error))
             refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
@@ -215,14 +229,21 @@ class Caller:
             call.turn_down(refusal)
         return call
 
-    def _admit(self, tool: Tool, given: str, caller: FaceCall, asked: Asked) -> Refusal | None:
+    def _hand(self, tool: Tool, lines: bytes, call: FaceCall) -> Refusal | None:
+        """A plain call, that needs no look."""
         dispatcher = self._broker.dispatcher
-        if asked.ds_state is None:
-            lines = tool.head + _encode(given) + b"}\n"
-        else:
-            lines = b'{"aid":' + _encode(tool.name) + b',"input_json":' + _encode(given) + b"}\n"
+        if dispatcher.is_too_large(lines):
+            return dispatcher.too_large("the call's input")
+        work = dispatcher.span(tool, lines, 1, None, call, call)
+        if not self._core.hand(work):
+            tool.runtime.submit(work, time.monotonic())
+        return None
+
+    def _admit(self, tool: Tool, lines: bytes, caller: FaceCall, asked: Asked) -> Refusal | None:
+        dispatcher = self._broker.dispatcher
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
+        call.proof = asked.proof
         call.request, call.stream, caller.listener = asked.request, asked.listener is not None, asked.listener
         if asked.session:
             call.session = (caller.principal, asked.session)

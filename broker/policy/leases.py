@@ -38,7 +38,7 @@ def fingerprint(token: str) -> str:
 
 
 class Lease:
-    __slots__ = ("expires", "fingerprint", "issuer", "revoked", "spent", "tier", "token", "tool", "used")
+    __slots__ = ("expires", "fingerprint", "issuer", "proof", "revoked", "spent", "tier", "token", "tool", "used")
 
     def __init__(self, token: str, tool: str, tier: int, expires: float, issuer: str, shown: str = "") -> None:
         self.token = token
@@ -47,6 +47,7 @@ class Lease:
         self.tier = tier
         self.expires = expires
         self.issuer = issuer
+        self.proof = ""  # in a cluster: that it was taken for one call
         self.spent = False  # reserved by a call, or used
         self.used = False  # its call has been handed over
         self.revoked = False

@@ -34,6 +34,7 @@ EXPECTED = {
 }
 
 
+AID = lib.TB_AID
 IDEMPOTENCY_KEY, LEASE_TOKEN, DS_STATE = lib.TB_IDEMPOTENCY_KEY, lib.TB_LEASE_TOKEN, lib.TB_DS_STATE
 TIMEOUT_MS, SESSION, STREAM = lib.TB_TIMEOUT_MS, lib.TB_SESSION, lib.TB_STREAM
 REQUEST_ID = lib.TB_REQUEST_ID
@@ -53,17 +54,18 @@ class Asked(NamedTuple):
 
 
 class Members:
-    """The known members of one line (a board's row), taken out of it when they are asked for."""
+    """The known members of one line (a board's row, or an item of a scan), taken out when they are asked for."""
 
-    __slots__ = ("_data", "_row")
+    __slots__ = ("_data", "_row", "_spans")
 
-    def __init__(self, row: list[int], data: Any) -> None:
+    def __init__(self, row: list[int], data: Any, spans: int = SPANS) -> None:
         self._row = row
         self._data = data
+        self._spans = spans
 
     def raw(self, member: int) -> bytes | None:
         """Its JSON as it stands in the line."""
-        at = SPANS + 2 * member
+        at = self._spans + 2 * member
         start = self._row[at]
         if start < 0:
             return None

@@ -1,0 +1,165 @@
+"""Which broker of the cluster has which tools, and which had better be asked: NATS' own discovery, and beats."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from broker.bus import Bus
+from broker.cluster.members import Members
+from broker.faces.nats.micro import SERVICE
+from broker.model import ToolInfo
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+ASK_SECONDS = 5.0  # between two rounds; a broker that has just come is asked at once
+ANSWER_SECONDS = 0.3
+AGAIN_SECONDS = 1.0  # rounds of newcomers
+PROCESSOR = 4.0  # calls of ours under way weigh so much less than its own report of a full processor
+
+
+class Beat(Struct, omit_defaults=True):
+    """What a broker says of itself, every second."""
+
+    load: float = 0.0  # calls that run or wait, for each of its processors
+    draining: bool = False
+    troubled: tuple[str, ...] = ()  # tools that it would not run now
+    changes: int = 0  # of its tools
+
+
+class _Metadata(Struct):
+    tool: str = ""
+    info: str = ""
+    cluster: str = ""
+
+
+class _Endpoint(Struct):
+    metadata: _Metadata
+
+
+class _Info(Struct):
+    id: str
+    metadata: _Metadata
+    endpoints: list[_Endpoint] = []
+
+
+_beat = msgspec.json.Decoder(Beat)
+_info = msgspec.json.Decoder(_Info)
+_tool = msgspec.json.Decoder(ToolInfo)
+beat_of = msgspec.json.Encoder().encode
+
+
+class Elsewhere:
+    def __init__(self, bus: Bus, members: Members, cluster: str, learned: Callable[[dict[str, ToolInfo]], object]):
+        self._bus = bus
+        self._members = members
+        self._cluster = cluster
+        self._learned = learned  # told of all tools that others have
+        self._tools: dict[str, dict[str, ToolInfo]] = {}  # by broker
+        self._changes: dict[str, int] = {}  # of its tools, when it was asked last
+        self._under_way: Counter[str] = Counter()  # calls of ours, by broker
+        self._asking: asyncio.Task[None] | None = None
+        bus.on_connect(self._connected)
+
+    async def _connected(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_now_and_then())
+
+    # --- who has what -------------------------------------------------------------------------------------------------
+
+    async def _ask_now_and_then(self) -> None:
+        asked = 0.0
+        while True:
+            others = self._members.others()
+            news = any(self._changes.get(who) != self._said(who).changes for who in others)
+            if self._bus.connected and (news or time.monotonic() - asked > ASK_SECONDS):
+                asked = time.monotonic()
+                await self._ask()
+            self._forget()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _ask(self) -> None:
+        from nats.errors import Error
+
+        async def hear(message: Msg) -> None:
+            self._hear(message.data)
+
+        client = self._bus.client
+        inbox = client.new_inbox()
+        try:
+            subscription = await client.subscribe(inbox, cb=hear)
+            await client.publish(f"$SRV.INFO.{SERVICE}", b"", reply=inbox)
+            await asyncio.sleep(ANSWER_SECONDS)
+            await subscription.unsubscribe()
+        except (Error, OSError):
+            return
+        self._tell()
+
+    def _hear(self, text: bytes) -> None:
+        try:
+            said = _info.decode(text)
+            if said.metadata.cluster != self._cluster or said.id == self._members.me:
+                return
+            tools = {}
+            for one in said.endpoints:
+                info = _tool.decode(one.metadata.info) if one.metadata.info else ToolInfo(one.metadata.tool)
+                tools[info.aid] = msgspec.structs.replace(info, elsewhere=True)
+        except msgspec.DecodeError:
+            return  # not one of ours
+        self._tools[said.id] = tools
+        self._changes[said.id] = self._said(said.id).changes
+
+    def _forget(self) -> None:
+        gone = [who for who in self._tools if self._members.gone(who)]
+        for who in gone:
+            del self._tools[who]
+            self._changes.pop(who, None)
+        if gone:
+            self._tell()
+
+    def _tell(self) -> None:
+        everything: dict[str, ToolInfo] = {}
+        for who in sorted(self._tools):
+            everything = self._tools[who] | everything
+        self._learned(everything)
+
+    def _said(self, who: str) -> Beat:
+        try:
+            return _beat.decode(self._members.words.get(who) or b"{}")
+        except msgspec.DecodeError:
+            return Beat()
+
+    # --- whom to ask --------------------------------------------------------------------------------------------------
+
+    def choose(self, tool: str, but: Collection[str]) -> str:
+        """The broker that had better run it; empty: there is none."""
+        able = [who for who, tools in self._tools.items() if tool in tools and who not in but]
+        able = [who for who in able if not self._members.gone(who) and not self._said(who).draining]
+        return min(able, key=lambda who: self._weight(who, tool), default="")
+
+    def _weight(self, who: str, tool: str) -> tuple[bool, float, float]:
+        said = self._said(who)
+        return tool in said.troubled, said.load + self._under_way[who] / PROCESSOR, random.random()
+
+    def begin(self, who: str) -> None:
+        self._under_way[who] += 1
+
+    def end(self, who: str) -> None:
+        self._under_way[who] -= 1
+        if not self._under_way[who]:
+            del self._under_way[who]
+
+    def status(self) -> dict[str, int]:
+        return {who: len(tools) for who, tools in sorted(self._tools.items())}
+
+    def stop(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()

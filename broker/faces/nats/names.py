@@ -1,0 +1,37 @@
+"""Names on NATS: the subject of a tool, and what stands in headers."""
+
+from __future__ import annotations
+
+import re
+
+ROOT = "tools"
+
+RAN = "Broker-Ran"  # beside a refusal: 0, the call has not run, 1, it may have
+PROOF = "Broker-Lease-Proof"  # the sender has taken the call's lease
+ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
+ACCEPTS = "Broker-Accept-Object"  # 1: a reply may come by reference
+OBJECT = "Broker-Object"  # where the payload is
+
+_UNFIT = re.compile(r"[\s\x00-\x1f\x7f*>%]")
+
+
+def subject_of(cluster: str, tool: str) -> str:
+    """tools.<cluster>.<the tool's name>; what cannot stand in a subject, as in an URL."""
+    name = _UNFIT.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), tool)
+    parts = [part or "%" for part in name.split(".")]
+    return f"{ROOT}.{cluster}.{'.'.join(parts)}"
+
+
+def endpoint_of(tool: str) -> str:
+    """As ADR-32 wants an endpoint's name: letters, digits, - and _."""
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "_" for letter in tool)
+
+
+def direct_subject(cluster: str, member: str) -> str:
+    """Calls of one broker for another."""
+    return f"broker_calls.{cluster}.{member}"
+
+
+def one_line(text: str) -> str:
+    """As a header can have it."""
+    return " ".join(text.encode("ascii", "replace").decode().split())[:512]
