@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.errors import ConfigError
 from broker.observe.log import Log
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one for ever; not all brokers at the same moment
 PING_SECONDS = 5  # a server that has not answered two of these is away
+BEHIND = 1024 * 1024  # bytes that NATS has not taken yet
+MOST_UNSENT = 1024  # messages
+NO_RESPONDERS = "503"  # NATS' own answer for whoever is not there
+
+
+class Message(NamedTuple):
+    subject: str
+    payload: bytes
+    headers: dict[str, str] | None
+    reply: str
 
 
 class Bus:
@@ -37,6 +48,8 @@ class Bus:
         self._attempts = 0  # since it was last there
         self._stopping = False
         self._listeners: list[Callable[[], Awaitable[object]]] = []
+        self._outgoing: deque[Message] = deque()
+        self._sending: asyncio.Task[None] | None = None
 
     def on_connect(self, listener: Callable[[], Awaitable[object]]) -> None:
         """Called each time that a connection has been made."""
@@ -67,6 +80,38 @@ class Bus:
             except self._troubles as error:
                 await self._problem(error)
         await self._connected()
+
+    # --- messages out of whatever runs in the loop ------------------------------------------------------------------
+
+    def say(self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
+        """In order. While the server is away, as much waits as the client keeps; the rest is lost, and logged."""
+        self._outgoing.append(Message(subject, payload, headers, reply))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+
+    @property
+    def largest(self) -> int:
+        """Bytes of one message, headers and all."""
+        return int(self.client.max_payload)
+
+    def behind(self) -> bool:
+        """NATS does not take what it is told as fast as we say it."""
+        return len(self._outgoing) > MOST_UNSENT or bool(self.client.pending_data_size > BEHIND)
+
+    async def _send(self) -> None:
+        while self._outgoing:
+            message = self._outgoing.popleft()
+            try:
+                await self.client.publish(message.subject, message.payload, message.reply, message.headers)
+            except self._troubles as error:
+                self._log.warning("nats: a message is lost", subject=message.subject, reason=_words(error))
+
+    async def flush(self) -> None:
+        """What has been said is at the server."""
+        if self._sending is not None:
+            await self._sending
+        if self.connected:
+            await self.client.flush()
 
     async def stop(self) -> None:
         self._stopping = True

@@ -44,6 +44,8 @@ BAD_REPLY = _kind("bad_reply", 500, Fault.TOOL, False, "the toolhost's reply is 
 REPLY_TOO_LARGE = _kind("reply_too_large", 500, Fault.TOOL, False, "the toolhost's reply is over the limit")
 TOOL_ERROR = _kind("tool_error", 500, Fault.TOOL, False, "the tool ran and failed")
 
+KINDS = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, Kind)}
+
 _encode = msgspec.json.Encoder().encode
 
 

@@ -46,6 +46,7 @@ from broker.runtimes.events.tool import EventTool
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
+from broker.runtimes.remote import Remote
 from broker.runtimes.serve import ServeRuntime
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
@@ -184,7 +185,7 @@ class Broker:
             self.registry.add(info, runtime)
         runtime.on_tools = lambda tools: self._tools_changed(runtime, tools)
         self.runtimes.append(runtime)
-        self._settle_pauses()
+        self.settle_pauses()
         runtime.start(spec, self.registry.of(runtime))
 
     def _use_commands(self, settings: Config) -> None:
@@ -200,7 +201,7 @@ class Broker:
             self._add_command(
                 EventTool(program, settings.limits, self.core, self.log), describe_events(events), settings
             )
-        self._settle_pauses()  # before those that waited for the old ones go to the new ones
+        self.settle_pauses()  # before those that waited for the old ones go to the new ones
         for command in old:
             command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
@@ -226,7 +227,7 @@ class Broker:
                 self.registry.remove(tool)
         for app in self.apps:
             self._tools_of(app, cards)
-        self._settle_pauses()
+        self.settle_pauses()
         for app in old:
             app.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_apps = [app for app in (*self._old_apps, *old) if app.alive()]
@@ -252,7 +253,7 @@ class Broker:
             return "PermissionError", f"{app.root} has too many tools that were asked for by their entry; name this one"
         cards = {card.name: card for card in self.settings.tool}
         self.registry.add(described([app.ask_for(entry)], cards)[0], app)
-        self._settle_pauses()
+        self.settle_pauses()
         return self.registry.get(app.name_of(entry))
 
     def _make_room_for_an_entry(self, app: App) -> bool:
@@ -277,8 +278,10 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
-    def everything(self) -> Iterator[Pool | Commands | EventTool | App]:
+    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote]:
         yield from self.pools()
+        if self.cluster is not None and self.cluster.remote is not None:
+            yield self.cluster.remote
         yield from (*self.commands, *self._old_commands)
         yield from (*self.apps, *self._old_apps)
 
@@ -295,6 +298,8 @@ class Broker:
         self.face.expire(now)
         if self.http is not None:
             self.http.expire(now)
+        if self.cluster is not None:
+            self.cluster.expire(now)
         if self._state is not None:
             self._state.expire(now)
         since, before = self._rated
@@ -358,14 +363,14 @@ class Broker:
             known = ", ".join(sorted({pool for tool, pool in pools.items() if pool != tool.name}))
             return f"there is no pool or tool called {name!r}; pools: {known}; `broker tools` shows the tools"
         self.pauses.names.add(name)
-        self._settle_pauses()
+        self.settle_pauses()
         return ""
 
     def resume(self, name: str) -> str:
         """They go on. Or why not."""
         wrong = self.pauses.resume(name)
         if not wrong:
-            self._settle_pauses()
+            self.settle_pauses()
             for pool in self.everything():
                 pool.pump()
             self.core.flush()
@@ -375,9 +380,11 @@ class Broker:
         """Of all that can be made to wait. What the broker runs itself is done at once; a command is its own pool."""
         serving = {tool: one.program.name for one in self.runtimes for tool in self.registry.of(one)}
         serving |= {tool: app.root for app in self.apps for tool in self.registry.of(app)}
+        if self.cluster is not None and self.cluster.remote is not None:
+            serving |= dict.fromkeys(self.registry.of(self.cluster.remote), "remote")
         return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
 
-    def _settle_pauses(self) -> None:
+    def settle_pauses(self) -> None:
         """Each tool is told whether its calls wait: names may mean others than before."""
         for tool, pool in self._pool_of_tools().items():
             tool.pause(self.pauses.hold(tool.name, pool))
@@ -385,7 +392,7 @@ class Broker:
     def _tools_changed(self, runtime: ServeRuntime, infos: list[ToolInfo]) -> list[Tool]:
         gone = self.registry.replace(runtime, infos)
         tools = self.registry.of(runtime)
-        self._settle_pauses()
+        self.settle_pauses()
         self.dispatcher.changed(tools, gone)
         return tools
 
@@ -427,6 +434,8 @@ class Broker:
             self.face.use_rights(rights)
             if self.http is not None:
                 self.http.use_rights(rights)
+            if self.cluster is not None:
+                self.cluster.face.use_rights()
             self.dispatcher.revise()
             self.core.flush()
             text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
@@ -451,6 +460,8 @@ class Broker:
         self.face.stop_accepting()
         if self.http is not None:
             self.http.stop_accepting()
+        if self.cluster is not None:
+            await self.cluster.stop_accepting()
         self.dispatcher.draining = True
         self.core.board.draining = True
         for runtime in self.runtimes:

@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -35,8 +35,16 @@ class Beat(Struct, omit_defaults=True):
     changes: int = 0  # of its tools
 
 
+class Offer(NamedTuple):
+    """A tool that another broker has."""
+
+    info: ToolInfo
+    timeout: float  # seconds
+
+
 class _Metadata(Struct):
     tool: str = ""
+    timeout: str = "30"
     info: str = ""
     cluster: str = ""
 
@@ -58,12 +66,12 @@ beat_of = msgspec.json.Encoder().encode
 
 
 class Elsewhere:
-    def __init__(self, bus: Bus, members: Members, cluster: str, learned: Callable[[dict[str, ToolInfo]], object]):
+    def __init__(self, bus: Bus, members: Members, cluster: str, learned: Callable[[list[Offer]], object]):
         self._bus = bus
         self._members = members
         self._cluster = cluster
         self._learned = learned  # told of all tools that others have
-        self._tools: dict[str, dict[str, ToolInfo]] = {}  # by broker
+        self._tools: dict[str, dict[str, Offer]] = {}  # by broker
         self._changes: dict[str, int] = {}  # of its tools, when it was asked last
         self._under_way: Counter[str] = Counter()  # calls of ours, by broker
         self._asking: asyncio.Task[None] | None = None
@@ -111,8 +119,9 @@ class Elsewhere:
             tools = {}
             for one in said.endpoints:
                 info = _tool.decode(one.metadata.info) if one.metadata.info else ToolInfo(one.metadata.tool)
-                tools[info.aid] = msgspec.structs.replace(info, elsewhere=True)
-        except msgspec.DecodeError:
+                info = msgspec.structs.replace(info, elsewhere=True, files=False)  # files stay where they are made
+                tools[info.aid] = Offer(info, float(one.metadata.timeout))
+        except (msgspec.DecodeError, ValueError):
             return  # not one of ours
         self._tools[said.id] = tools
         self._changes[said.id] = self._said(said.id).changes
@@ -126,10 +135,10 @@ class Elsewhere:
             self._tell()
 
     def _tell(self) -> None:
-        everything: dict[str, ToolInfo] = {}
+        everything: dict[str, Offer] = {}
         for who in sorted(self._tools):
             everything = self._tools[who] | everything
-        self._learned(everything)
+        self._learned(list(everything.values()))
 
     def _said(self, who: str) -> Beat:
         try:
@@ -148,6 +157,9 @@ class Elsewhere:
     def _weight(self, who: str, tool: str) -> tuple[bool, float, float]:
         said = self._said(who)
         return tool in said.troubled, said.load + self._under_way[who] / PROCESSOR, random.random()
+
+    def gone(self, who: str) -> bool:
+        return self._members.gone(who)
 
     def begin(self, who: str) -> None:
         self._under_way[who] += 1

@@ -56,12 +56,9 @@ class Members:
             self.words[who] = message.data
 
     async def _beat(self) -> None:
-        from nats.errors import Error
-
         while True:
             if self._bus.connected:
-                with contextlib.suppress(Error, OSError):
-                    await self._bus.client.publish(f"{self._subject}.{self.me}", self.about_me())
+                self.say()
             else:
                 self._since = float("inf")
             now = time.monotonic()
@@ -70,6 +67,10 @@ class Members:
                     del people[who]
                     self.words.pop(who, None)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def say(self) -> None:
+        """That we are there, and how we are."""
+        self._bus.say(f"{self._subject}.{self.me}", self.about_me())
 
     def gone(self, who: str) -> bool:
         """It has said goodbye, or nothing for so long that it is not there any more, as far as we can hear."""
@@ -90,6 +91,7 @@ class Members:
         if self._beating is not None:
             self._beating.cancel()
         if self._bus.connected:
-            with contextlib.suppress(Error, OSError):
-                await self._bus.client.publish(f"{self._subject}.{self.me}", GOODBYE)
-                await self._bus.client.flush(1)
+            self._bus.say(f"{self._subject}.{self.me}", GOODBYE)
+            with contextlib.suppress(Error, OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._bus.flush()

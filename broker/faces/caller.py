@@ -90,6 +90,9 @@ class Listener(Protocol):
         """What was said before has not been read."""
 
 
+NOTHING = Asked()
+
+
 class FaceCall:
     """One call's caller (nobody else has its number) and sink. Its answer, a reply line or a refusal, is told once."""
 
@@ -205,6 +208,8 @@ class Caller:
         self, tool: Tool, lines: bytes, asker: Asker, tell: Callable[[bytes | Refusal], object], asked: Asked
     ) -> FaceCall:
         """`lines` is what the toolhost reads, without `ds_state` where it is asked for."""
+        if asked == NOTHING and tool.name in asker.plain:
+            return self._begin(tool, asker, tell, lambda call: self._hand(tool, lines, call))
         return self._begin(tool, asker, tell, lambda call: self._admit(tool, lines, call, asked))
 
     def _begin(

@@ -39,13 +39,17 @@ class Waiting:
         for lane in self.queue:
             if lane.tool.paused:
                 continue
-            while lane.lines and self.running < self._most and self._core.processes < self._limits.processes:
-                work = lane.pop(1, self._most - self.running)
+            while lane.lines and (room := self._room()) > 0:
+                work = lane.pop(1, room)
                 if work is None:
                     break
                 self._core.queued_bytes -= work.weight()
                 self._start(work)
             self.queue.turn(lane)
+
+    def _room(self) -> int:
+        """So many more may be started now."""
+        return self._most - self.running if self._core.processes < self._limits.processes else 0
 
     # --- what happens elsewhere -------------------------------------------------------------------------------------
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from broker import errors
 from broker.bus import Bus
+from broker.cluster import names
+from broker.cluster.kv import Away
+from broker.cluster.objects import NoObject, Objects
 from broker.errors import Refusal
 from broker.faces.caller import Asked, Asker, Caller
-from broker.faces.nats import names
 from broker.faces.nats.line import Line, Reader
 from broker.faces.nats.micro import QUEUE, Endpoint, Service
+from broker.faces.nats.recall import Recall
 from broker.model import Tool, ToolInfo
 
 if TYPE_CHECKING:
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
     from broker.cluster.members import Members
-    from broker.policy.rights import Book
     from broker.server import Broker
 
 HEADER_ROOM = 1024  # of NATS' payload limit, for the headers of a reply
-BEHIND = 1024 * 1024  # bytes that NATS has not taken yet, before tools that speak have to wait
 LONGEST_SESSION = 256
 LAST_WORDS_SECONDS = 1.0
 
@@ -38,30 +38,30 @@ _encode = msgspec.json.Encoder().encode
 class Reply:
     """The one answer to a message."""
 
-    __slots__ = ("began", "endpoint", "face", "ids", "large", "subject", "tool")
+    __slots__ = ("_face", "began", "call", "endpoint", "ids", "large", "subject", "tool")
 
     def __init__(self, face: NatsFace, message: Msg, endpoint: Endpoint | None) -> None:
-        self.face = face
+        headers = message.headers or {}
+        self._face = face
         self.endpoint = endpoint
         self.subject: str = message.reply
-        self.large = bool(message.headers and message.headers.get(names.ACCEPTS) == "1")
+        self.large = headers.get(names.ACCEPTS) == "1"  # it may come by reference
+        self.call: str = headers.get(names.CALL, "")  # another broker's name for it
         self.tool = ""
         self.ids: bytes | None = None
         self.began = time.perf_counter_ns()
 
     def settle(self, answer: bytes | Refusal) -> None:
-        headers: dict[str, str] | None = None
         if isinstance(answer, Refusal):
-            headers = {names.RAN: "1" if answer.ran else "0"}
-            line, code, text = answer.line(self.tool or None, self.ids), answer.kind.http, answer.text
+            headers: dict[str, str] | None = _about_refusal(answer)
+            line, error = answer.line(self.tool or None, self.ids), answer.text
         else:
             line = b'{"id":' + self.ids[:-1] + b"," + answer[1:] if self.ids else answer
             said = _outcome.decode(answer)
-            code, text = (0, "") if said.status == "OK" else (errors.TOOL_ERROR.http, said.error or said.status)
-        if code:
-            headers = (headers or {}) | {names.ERROR: names.one_line(text), names.ERROR_CODE: str(code)}
-        self._count(text if code else "")
-        self.face.settled(self, line.rstrip(b"\n"), headers)
+            error = "" if said.status == "OK" else said.error or said.status
+            headers = _about_error(error, errors.TOOL_ERROR.http) if error else None
+        self._count(error)
+        self._face.settled(self, line.rstrip(b"\n"), headers)
 
     def _count(self, error: str) -> None:
         endpoint = self.endpoint
@@ -73,11 +73,11 @@ class Reply:
                 endpoint.last_error = names.one_line(error)
 
     def hear(self, members: bytes) -> None:
-        ids = self.ids or b"null\n"
-        self.face.say(self.subject, b'{"id":%b,%b}' % (ids[:-1], members), None)
+        assert self.ids is not None  # else no stream was asked for
+        self._face.say(self, b'{"id":%b,%b}' % (self.ids[:-1], members))
 
     def behind(self) -> bool:
-        return self.face.behind()
+        return self._face.bus.behind()
 
 
 class _Outcome(msgspec.Struct):
@@ -89,31 +89,31 @@ _outcome = msgspec.json.Decoder(_Outcome)
 
 
 class NatsFace:
-    def __init__(self, broker: Broker, bus: Bus, members: Members) -> None:
+    def __init__(self, broker: Broker, bus: Bus, members: Members, objects: Objects) -> None:
+        self.bus = bus
         self._broker = broker
-        self._bus = bus
         self._members = members
+        self._objects = objects
         self._cluster = broker.settings.nats.cluster
         self._caller = Caller(broker, "nats")
         self._reader = Reader(broker.registry.strict, broker.settings.limits)
         self._served: dict[str, tuple[Endpoint, ToolInfo, Subscription]] = {}  # by the tool's name
-        self._service = Service(bus, members.me, self._metadata(), lambda: [one for one, _, _ in self._served.values()])
-        self._outgoing: deque[tuple[str, bytes, dict[str, str] | None]] = deque()
-        self._sending: asyncio.Task[None] | None = None
+        about = {"cluster": self._cluster, names.ACCEPTS: "1", "objects": objects.bucket}
+        self._service = Service(bus, members.me, about, lambda: [one for one, _, _ in self._served.values()])
+        self._recall = Recall()
         self._seen = -1  # the registry's changes that are served
         self._syncing: asyncio.Task[None] | None = None
+        self._fetching: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._direct: Subscription | None = None
-        self.outstanding = 0
-        self.bytes = 0
+        self._calls = 0  # without an answer,
+        self._bytes = 0  # and what they hold
         bus.on_connect(self._connected)
-
-    def _metadata(self) -> dict[str, str]:
-        return {"cluster": self._cluster, names.ACCEPTS: "1"}
 
     def _asker(self) -> Asker:
         principal = f"nats:{self._cluster}"
-        return Asker(principal, self._caller.rights_of(principal), False, {})
+        rights = self._caller.rights_of(principal)
+        return Asker(principal, rights, False, self._broker.registry.plain_of(rights))
 
     # --- what is served -----------------------------------------------------------------------------------------------
 
@@ -121,19 +121,20 @@ class NatsFace:
         """The client subscribes again by itself: the first time counts."""
         if self._direct is None:
             direct = names.direct_subject(self._cluster, self._members.me)
-            self._direct = await self._bus.client.subscribe(direct, cb=self._hearing(None))
+            self._direct = await self.bus.client.subscribe(direct, cb=self._hearing(None))
             await self._sync()
             await self._service.start()
 
-    def expire(self, now: float) -> None:  # noqa: ARG002
+    def expire(self, now: float) -> None:
         """Tools come and go."""
+        self._recall.expire(now)
         changed = self._seen != self._broker.registry.changes
         idle = self._syncing is None or self._syncing.done()
-        if changed and idle and self._bus.connected and self._direct is not None and not self._stopping:
+        if changed and idle and self.bus.connected and self._direct is not None and not self._stopping:
             self._syncing = asyncio.ensure_future(self._sync())
 
-    def revise(self, _: Book) -> None:
-        """Rights have changed."""
+    def use_rights(self) -> None:
+        """They have changed."""
         self._seen = -1
 
     async def _sync(self) -> None:
@@ -150,7 +151,7 @@ class NatsFace:
                 if name not in self._served:
                     endpoint = Endpoint(names.endpoint_of(name), names.subject_of(self._cluster, name), _about(tool))
                     heard = self._hearing(endpoint, name)
-                    subscription = await self._bus.client.subscribe(endpoint.subject, queue=QUEUE, cb=heard)
+                    subscription = await self.bus.client.subscribe(endpoint.subject, queue=QUEUE, cb=heard)
                     self._served[name] = endpoint, tool.info, subscription
         except (Error, OSError) as error:
             self._broker.log.warning("nats", reason=f"tools are not announced: {error!r}")
@@ -161,37 +162,71 @@ class NatsFace:
 
     def _hearing(self, endpoint: Endpoint | None, tool: str = "") -> Callable[[Msg], Awaitable[None]]:
         async def hear(message: Msg) -> None:
+            headers = message.headers or {}
+            call = headers.get(names.CALL, "")
+            if call and (names.AGAIN in headers or self._recall.knows(call)):
+                self._say_again(call, message.reply)
+                return
             reply = Reply(self, message, endpoint)
-            self.outstanding += 1
-            try:
-                self._begin(message, tool, reply)
-            except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
-                self._broker.log.error("internal error", subject=message.subject, reason=repr(error))
-                reply.settle(Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}"))
+            self._calls += 1
+            if call:
+                self._recall.begin(call, message.reply)
+            if refusal := self._full(len(message.data)):
+                self._refuse(reply, refusal)
+            elif large := headers.get(names.OBJECT):
+                self._later(self._fetch(large, message, tool, reply))
+            else:
+                self._begin(message.data, headers, tool, reply)
 
         return hear
 
-    def _begin(self, message: Msg, name: str, reply: Reply) -> None:
-        """`name`: the tool that the subject is about; empty: the request says which."""
-        line, reply.ids = self._reader.read(message.data, name)
-        refusal = self._full(len(message.data))
-        if isinstance(line, Refusal):
-            self._refuse(reply, line)
+    async def _fetch(self, name: str, message: Msg, tool: str, reply: Reply) -> None:
+        """The request is larger than a message."""
+        try:
+            data = await self._objects.get(name, self._broker.settings.limits.request_bytes)
+        except NoObject as error:
+            self._refuse(reply, Refusal(errors.BAD_REQUEST, f"{names.OBJECT}: {error}"))
             return
-        reply.tool = line.aid
-        if name and line.aid != name:
-            text = f"{message.subject} is {name}, and the request names {line.aid}"
-            refusal = Refusal(errors.BAD_REQUEST, text)
-        tool = self._broker.registry.get(line.aid)
-        if tool is None or tool.info.elsewhere:  # what others have is asked of them
-            refusal = refusal or Refusal(errors.NOT_FOUND, f"tool not found: {line.aid}")
-        if refusal is None:
-            assert tool is not None
-            refusal = self._call(tool, line, message, reply)
+        except Away as error:
+            self._refuse(reply, Refusal(errors.UNAVAILABLE, str(error), retry_after=1))
+            return
+        self._objects.forget(name)
+        self._begin(data, message.headers or {}, tool, reply)
+
+    def _begin(self, data: bytes, headers: dict[str, str], name: str, reply: Reply) -> None:
+        """`name`: the tool that the subject is about; empty: the request says which."""
+        try:
+            refusal = self._call(data, headers, name, reply)
+        except Exception as error:  # a mistake of ours must not leave a caller waiting for ever
+            self._broker.log.error("internal error", aid=name, reason=repr(error))
+            refusal = Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}")
         if refusal is not None:
             self._refuse(reply, refusal)
 
-    def _call(self, tool: Tool, line: Line, message: Msg, reply: Reply) -> Refusal | None:
+    def _call(self, data: bytes, headers: dict[str, str], name: str, reply: Reply) -> Refusal | None:
+        line, reply.ids = self._reader.read(data, name)
+        if isinstance(line, Refusal):
+            return line
+        reply.tool = line.aid
+        if name and line.aid != name:
+            return Refusal(errors.BAD_REQUEST, f"the subject is {name}'s, and the request names {line.aid}")
+        tool = self._broker.registry.get(line.aid)
+        if tool is None or tool.info.elsewhere:  # what others have is asked of them
+            return Refusal(errors.NOT_FOUND, f"tool not found: {line.aid}")
+        asked = self._asked(line, headers, reply)
+        if isinstance(asked, Refusal):
+            return asked
+        size = len(data)
+        self._bytes += size
+
+        def tell(answer: bytes | Refusal) -> None:
+            self._bytes -= size
+            reply.settle(answer)
+
+        self._caller.begin_line(tool, line.text, self._asker(), tell, asked)
+        return None
+
+    def _asked(self, line: Line, headers: dict[str, str], reply: Reply) -> Asked | Refusal:
         asked, milliseconds = line.asked, line.timeout_ms()
         if isinstance(milliseconds, Refusal):
             return milliseconds
@@ -199,7 +234,7 @@ class NatsFace:
             return Refusal(errors.BAD_REQUEST, '"stream":true needs an "id", so that events can be told from replies')
         if len(asked.session) > LONGEST_SESSION:
             return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_SESSION} characters')
-        more = Asked(
+        return Asked(
             milliseconds,
             asked.key,
             asked.lease,
@@ -208,24 +243,15 @@ class NatsFace:
             None,
             asked.request,
             reply if asked.stream else None,
-            (message.headers or {}).get(names.PROOF, ""),
+            headers.get(names.PROOF, ""),
         )
-        size = len(message.data)
-        self.bytes += size
-
-        def tell(answer: bytes | Refusal) -> None:
-            self.bytes -= size
-            reply.settle(answer)
-
-        self._caller.begin_line(tool, line.text, self._asker(), tell, more)
-        return None
 
     def _full(self, size: int) -> Refusal | None:
         """NATS brings messages as they come: what is more than the bounds is answered at once."""
         limits = self._broker.settings.limits
-        if self.outstanding > limits.connection_calls:
+        if self._calls > limits.connection_calls:
             text = f"{limits.connection_calls} calls from NATS are under way (limits.connection_calls)"
-        elif self.bytes + size > limits.connection_bytes and self.bytes:
+        elif self._bytes + size > limits.connection_bytes and self._bytes:
             text = f"calls of {limits.connection_bytes} bytes from NATS are under way (limits.connection_bytes)"
         else:
             return None
@@ -239,34 +265,56 @@ class NatsFace:
     # --- replies ------------------------------------------------------------------------------------------------------
 
     def settled(self, reply: Reply, line: bytes, headers: dict[str, str] | None) -> None:
-        self.outstanding -= 1
-        most = self._bus.client.max_payload - HEADER_ROOM
-        if len(line) > most:
+        self._calls -= 1
+        most = self.bus.largest - HEADER_ROOM
+        if len(line) <= most:
+            self._tell(reply, line, headers)
+        elif reply.large:
+            self._later(self._tell_by_reference(reply, line, headers))
+        else:
             text = f"the reply has {len(line)} bytes, more than NATS takes ({most}); say {names.ACCEPTS}: 1"
             self._caller.refused[errors.REPLY_TOO_LARGE.code] += 1
-            refusal = Refusal(errors.REPLY_TOO_LARGE, text)
-            headers = {names.RAN: "1", names.ERROR: names.one_line(text), names.ERROR_CODE: str(refusal.kind.http)}
-            line = refusal.line(reply.tool or None, reply.ids).rstrip(b"\n")
-        self.say(reply.subject, line, headers)
+            self._tell_refusal(reply, Refusal(errors.REPLY_TOO_LARGE, text))
 
-    def say(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> None:
+    async def _tell_by_reference(self, reply: Reply, line: bytes, headers: dict[str, str] | None) -> None:
+        try:
+            name = await self._objects.put(line)
+        except Away as error:
+            self._tell_refusal(reply, Refusal(errors.UNAVAILABLE, f"{error}; the call has run", ran=True))
+        else:
+            self._tell(reply, b"", {**(headers or {}), names.OBJECT: name})
+
+    def _tell_refusal(self, reply: Reply, refusal: Refusal) -> None:
+        line = refusal.line(reply.tool or None, reply.ids).rstrip(b"\n")
+        self._tell(reply, line, _about_refusal(refusal))
+
+    def _tell(self, reply: Reply, line: bytes, headers: dict[str, str] | None) -> None:
+        self.say(reply, line, headers)
+        if reply.call:
+            self._recall.end(reply.call, line, headers)
+
+    def say(self, reply: Reply, payload: bytes, headers: dict[str, str] | None = None) -> None:
+        subject = self._recall.listener(reply.call) if reply.call else reply.subject
         if subject:
-            self._outgoing.append((subject, payload, headers))
-            if self._sending is None or self._sending.done():
-                self._sending = asyncio.ensure_future(self._send())
+            self.bus.say(subject, payload, headers)
 
-    def behind(self) -> bool:
-        return bool(self._bus.client.pending_data_size > BEHIND)
+    def _say_again(self, call: str, subject: str) -> None:
+        """The other broker, or we, had lost the connection meanwhile."""
+        told = self._recall.told(call)
+        if told is not None:
+            self.bus.say(subject, told.line, told.headers)
+        elif self._recall.knows(call):
+            self._recall.begin(call, subject)
+        else:
+            refusal = Refusal(errors.UNAVAILABLE, "this call has never come")
+            line, headers = refusal.line(None).rstrip(b"\n"), _about_refusal(refusal)
+            self._recall.end(call, line, headers)  # should it come yet, it is too late
+            self.bus.say(subject, line, headers)
 
-    async def _send(self) -> None:
-        from nats.errors import Error
-
-        while self._outgoing:
-            subject, payload, headers = self._outgoing.popleft()
-            try:
-                await self._bus.client.publish(subject, payload, headers=headers)
-            except (Error, OSError) as error:  # NATS is away, and what waits for it is as much as may wait
-                self._broker.log.warning("nats: a reply is lost", subject=subject, reason=repr(error))
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -275,16 +323,15 @@ class NatsFace:
         from nats.errors import Error
 
         self._stopping = True
-        if not self._bus.connected:
+        if not self.bus.connected:
             return
         subscriptions = [one for _, _, one in self._served.values()]
         if self._direct is not None:
             subscriptions.append(self._direct)
         try:
             async with asyncio.timeout(LAST_WORDS_SECONDS):
-                await asyncio.gather(
-                    *(one.drain() for one in subscriptions)  # type: ignore[no-untyped-call]
-                )
+                drained = [one.drain() for one in subscriptions]  # type: ignore[no-untyped-call]
+                await asyncio.gather(*drained)
         except (Error, OSError, TimeoutError) as error:
             self._broker.log.warning("nats: tools are not taken back in time", reason=repr(error))
 
@@ -294,19 +341,28 @@ class NatsFace:
 
         try:
             async with asyncio.timeout(LAST_WORDS_SECONDS):
-                if self._sending is not None:
-                    await self._sending
-                if self._bus.connected:
-                    await self._bus.client.flush()
+                if self._fetching:
+                    await asyncio.wait(self._fetching)
+                await self.bus.flush()
         except (Error, OSError, TimeoutError):
             pass
+        for task in self._fetching:
+            task.cancel()
 
     def status(self) -> dict[str, Any]:
-        return {"tools": len(self._served), "calls_under_way": self.outstanding}
+        return {"tools": len(self._served), "calls_under_way": self._calls}
 
 
 def _about(tool: Tool) -> dict[str, str]:
     """What callers find out by $SRV.INFO; NATS has strings only."""
     info = tool.info
-    about = {"tool": tool.name, "tier": str(tool.tier), "info": _encode(info).decode()}
+    about = {"tool": tool.name, "tier": str(tool.tier), "timeout": f"{tool.timeout:g}", "info": _encode(info).decode()}
     return about | ({"description": info.description} if info.description else {})
+
+
+def _about_refusal(refusal: Refusal) -> dict[str, str]:
+    return {names.RAN: "1" if refusal.ran else "0", **_about_error(refusal.text, refusal.kind.http)}
+
+
+def _about_error(text: str, code: int) -> dict[str, str]:
+    return {names.ERROR: names.one_line(text), names.ERROR_CODE: str(code)}

@@ -10,7 +10,9 @@ RAN = "Broker-Ran"  # beside a refusal: 0, the call has not run, 1, it may have
 PROOF = "Broker-Lease-Proof"  # the sender has taken the call's lease
 ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
 ACCEPTS = "Broker-Accept-Object"  # 1: a reply may come by reference
-OBJECT = "Broker-Object"  # where the payload is
+OBJECT = "Broker-Object"  # the payload is this object in the cluster's store
+CALL = "Broker-Call"  # of another broker: its own name for the call,
+AGAIN = "Broker-Again"  # and: what has become of it?
 
 _UNFIT = re.compile(r"[\s\x00-\x1f\x7f*>%]")
 
@@ -30,6 +32,11 @@ def endpoint_of(tool: str) -> str:
 def direct_subject(cluster: str, member: str) -> str:
     """Calls of one broker for another."""
     return f"broker_calls.{cluster}.{member}"
+
+
+def objects_of(cluster: str) -> str:
+    """The bucket of what is larger than a message."""
+    return f"broker_{cluster}_objects"
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,92 @@
+"""What is larger than a message of NATS can have: it lies in the cluster's object store for a while, and its name is
+sent instead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from broker.bus import Bus
+from broker.cluster.kv import Away
+
+if TYPE_CHECKING:
+    from nats.js.object_store import ObjectStore
+
+T = TypeVar("T")
+
+KEEP_SECONDS = 900.0  # nobody has fetched it
+ANSWER_SECONDS = 2.0  # for one word of NATS'
+
+
+class NoObject(Exception):
+    """There is none of this name, or it is larger than it may be; in words."""
+
+
+class Objects:
+    def __init__(self, bus: Bus, bucket: str, replicas: int, patience: float) -> None:
+        self.bucket = bucket
+        self._bus = bus
+        self._replicas = replicas
+        self._patience = patience
+        self._store: ObjectStore | None = None
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def put(self, payload: bytes) -> str:
+        """Its name."""
+        name = secrets.token_hex(16)
+        await self._word(lambda store: store.put(name, payload))
+        return name
+
+    async def get(self, name: str, most: int) -> bytes:
+        async def get(store: ObjectStore) -> bytes:
+            info = await store.get_info(name)
+            if (info.size or 0) > most:
+                raise NoObject(f"the object has {info.size} bytes, {most} are allowed")
+            if info.is_link():
+                raise NoObject("the object is a link")
+            return bytes((await store.get(name)).data or b"")
+
+        return await self._word(get)
+
+    def forget(self, name: str) -> None:
+        """It has been read; else it goes when its time is over."""
+
+        async def forget() -> None:
+            with contextlib.suppress(Away, NoObject):
+                await self._word(lambda store: store.delete(name))
+
+        task = asyncio.ensure_future(forget())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
+        from nats.errors import Error
+        from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
+
+        try:
+            async with asyncio.timeout(self._patience):
+                return await ask(self._store or await self._open())
+        except (NotFoundError, BadObjectMetaError, DigestMismatchError):
+            self._store = None  # perhaps all of it is gone
+            raise NoObject(f"there is no such object in {self.bucket}, or not any more") from None
+        except (Error, OSError, TimeoutError):
+            self._store = None
+            raise Away(f"NATS ({self._bus.place}) does not answer") from None
+
+    async def _open(self) -> ObjectStore:
+        from nats.js.api import ObjectStoreConfig
+        from nats.js.errors import BadRequestError
+
+        async with self._opening:
+            if self._store is None:
+                js = self._bus.client.jetstream(timeout=ANSWER_SECONDS)
+                config = ObjectStoreConfig(self.bucket, ttl=KEEP_SECONDS, replicas=self._replicas)
+                try:
+                    self._store = await js.create_object_store(self.bucket, config)
+                except BadRequestError:  # it is there, made with other settings
+                    self._store = await js.object_store(self.bucket)
+            return self._store
