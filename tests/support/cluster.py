@@ -29,10 +29,12 @@ class Crowd:
         self._plugin = build_ledger_plugin(folder, include)
         self._nats = nats
 
-    def start(self, *, config: str = "", most: int = 4, env: dict[str, str] | None = None) -> Served:
+    def start(
+        self, *flags: str, config: str = "", most: int = 4, tools: bool = True, env: dict[str, str] | None = None
+    ) -> Served:
         settings = f'env = {{ LEDGER = "{self.ledger}" }}\n'
-        text = f"{config}\n" + toolhost("l", str(self._plugin), max=most) + settings
-        broker = self._brokers.start("--nats", self._nats.url, config=text, env=env)
+        text = f"{config}\n" + (toolhost("l", str(self._plugin), max=most) + settings if tools else "")
+        broker = self._brokers.start("--nats", self._nats.url, *flags, config=text, env=env)
         broker.eventually(lambda: broker.status()["cluster"]["connected"])
         return broker
 

@@ -3,14 +3,20 @@ back."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
 import subprocess
 import sysconfig
+import threading
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import nats
 
 
 class NatsServer:
@@ -78,3 +84,56 @@ class NatsServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+
+class Client:
+    """A plain NATS client, as others write them, for tests that wait."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.nats: Any = self.run(nats.connect(url))
+
+    def run(self, work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    def ask(self, subject: str, request: Any, headers: dict[str, str] | None = None, seconds: float = 20.0) -> Any:
+        """The message that comes back. What is not bytes is encoded."""
+        payload = request if isinstance(request, bytes) else json.dumps(request).encode()
+        return self.run(self.nats.request(subject, payload, timeout=seconds, headers=headers))
+
+    def call(self, tool: str, cluster: str = "default", **request: Any) -> Any:
+        return json.loads(self.ask(f"tools.{cluster}.{tool}", request).data)
+
+    def gather(self, subject: str, request: Any, enough: Callable[[Any], bool], seconds: float = 20.0) -> list[Any]:
+        """All messages that come back, until one is enough."""
+
+        async def gather() -> list[Any]:
+            inbox = self.nats.new_inbox()
+            subscription = await self.nats.subscribe(inbox)
+            await self.nats.publish(subject, json.dumps(request).encode(), reply=inbox)
+            messages = []
+            while not messages or not enough(messages[-1]):
+                messages.append(await subscription.next_msg(seconds))
+            return messages
+
+        return self.run(gather(), seconds + 5)
+
+    def services(self, verb: str, wait: float = 0.3) -> list[Any]:
+        """What all that is there says to $SRV.<verb>."""
+
+        async def ask() -> list[Any]:
+            inbox = self.nats.new_inbox()
+            subscription = await self.nats.subscribe(inbox)
+            await self.nats.publish(f"$SRV.{verb}", b"", reply=inbox)
+            await asyncio.sleep(wait)
+            return [json.loads((await subscription.next_msg(1)).data) for _ in range(subscription.pending_msgs)]
+
+        return self.run(ask())
+
+    def close(self) -> None:
+        self.run(self.nats.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
