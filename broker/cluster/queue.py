@@ -67,8 +67,9 @@ class Queue:
     # --- what is told -------------------------------------------------------------------------------------------------
 
     def brief(self) -> dict[str, int]:
-        """As it was a moment ago; what is running here is so now."""
-        return {"calls": self._seen[0], "dead": self._seen[1], "running_here": self.puller.held, **self.runner.counts}
+        """As it was a moment ago; what this broker has, and has done, is so now."""
+        calls, dead = self._seen
+        return {"calls": calls, "dead": dead, "running_here": self.puller.held, **self.runner.counts}
 
     async def status(self) -> dict[str, Any]:
         """As it is now, everywhere."""

@@ -89,7 +89,7 @@ class Runner:
         self._limits = broker.settings.limits
         self._reader = Reader(broker.registry.strict, broker.settings.limits)
         self._face = _Face(broker)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(done=0, dead_here=0, refused=0)
 
     def may_run(self, tool: Tool) -> bool:
         return not tool.info.elsewhere and self._face.rights_of("").allow(tool)
@@ -226,7 +226,7 @@ class Runner:
             await self._results.keep(letter, line, dead=True)
 
         await self._persist(bury)
-        self.counts["dead"] += 1
+        self.counts["dead_here"] += 1
         await self._leave(held, requested=True)
 
     async def _leave(self, held: Held, *, requested: bool = False) -> None:
