@@ -1,7 +1,8 @@
 """Where it is written that a queued call has begun: once and for all, before anything of it runs.
 
 What was delivered but not begun is run by another broker when its own dies. What has begun is not run again: the mark
-is there for as long as the call is in the queue, longer than any key.
+is there for as long as the call is in the queue, longer than any key. A broker that was frozen, or cut off, may come to
+write one when the call is over and its mark is gone: so it looks, once it has written, whether the call is still there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from broker import errors
 from broker.cluster.kv import Away
+from broker.cluster.queue_results import Results
 from broker.cluster.queue_store import Store
 from broker.errors import Refusal
 
@@ -38,7 +40,18 @@ _encode = msgspec.json.Encoder().encode
 class Mark:
     """One call's, at the broker that has it now."""
 
-    __slots__ = ("_changed", "_marks", "_name", "_sequence", "_starting", "_was", "problem", "revision", "started")
+    __slots__ = (
+        "_changed",
+        "_marks",
+        "_name",
+        "_sequence",
+        "_starting",
+        "_was",
+        "over",
+        "problem",
+        "revision",
+        "started",
+    )
 
     def __init__(self, marks: Marks, name: str, sequence: int, revision: int, was: Written | None) -> None:
         self._marks = marks
@@ -49,6 +62,7 @@ class Mark:
         self._changed: Callable[[], None] = lambda: None
         self.revision = revision  # 0: there is none
         self.started = False
+        self.over = False  # it has been run
         self.problem: Refusal | None = None
 
     @property
@@ -71,12 +85,16 @@ class Mark:
     async def _start(self) -> None:
         try:
             revision = await self._marks.write(self._name, "started", self._sequence, self.revision, self.refusals, "")
+            over = bool(revision) and await self._marks.is_over(self._name, self._sequence)
         except Away as error:
             self.problem = Refusal(errors.UNAVAILABLE, f"{error}; the call has not begun", retry_after=1)
         except Exception as error:  # whatever it is, nobody may wait for ever
             self.problem = Refusal(errors.UNAVAILABLE, f"it could not be written that the call begins: {error!r}")
         else:
-            if revision:
+            if over:
+                self.over = True
+                self.problem = Refusal(errors.UNAVAILABLE, "another broker has run it")
+            elif revision:
                 self.revision, self.started = revision, True
             else:
                 self.revision = -1
@@ -93,8 +111,9 @@ class Mark:
 
 
 class Marks:
-    def __init__(self, store: Store, me: str, patience: float) -> None:
+    def __init__(self, store: Store, results: Results, me: str, patience: float) -> None:
         self._store = store
+        self._results = results
         self._me = me
         self._patience = patience
 
@@ -110,6 +129,14 @@ class Marks:
     ) -> int:
         value = _encode(Written(state, self._me, sequence, refusals, why[:512], time.time()))
         return await self._store.mark(name, value, last, self._patience)
+
+    async def is_over(self, name: str, sequence: int) -> bool:
+        """It has a result (the server may have forgotten since that it has left the queue), or has left the queue (its
+        result may have expired since)."""
+        outcome, there = await asyncio.gather(
+            self._results.find(name), self._store.has(self._store.names.calls, sequence, self._patience)
+        )
+        return outcome is not None or not there
 
     async def put_off(self, name: str, sequence: int, last: int, refusals: int, why: str) -> bool:
         if await self.write(name, "refused", sequence, last, refusals, why):

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 
 from broker.bus import Bus
-from broker.cluster.kv import Away, Bucket, Found
+from broker.cluster.kv import Away, Bucket
 from broker.cluster.objects import NoObject, Objects
-from broker.cluster.queue_names import Names
 from broker.cluster.queue_records import Letter, Outcome, outcome_of, written
+from broker.cluster.queue_store import Store
 from broker.config import Queue as Settings
 from broker.errors import INTERNAL, Refusal
 
 ROOM = 4096  # of NATS' payload limit, for what stands around a reply
 LOOK_SECONDS = 5.0  # at a result that is waited for, beside hearing of it
+SOON_SECONDS = (0.002, 0.01, 0.05, 0.2, 1.0)  # it is heard of before it is on the server's disk, and can be had
 LARGEST = 1 << 40  # whatever was put there was within the limits
 
 
 class Results:
-    def __init__(self, bus: Bus, names: Names, settings: Settings, replicas: int, patience: float) -> None:
+    def __init__(self, bus: Bus, store: Store, settings: Settings, replicas: int, patience: float) -> None:
+        names = store.names
+        self._store = store
         self._bucket = Bucket(bus, names.results, settings.result_seconds, replicas)
         self._large = Objects(bus, names.replies, replicas, patience, settings.result_seconds)
         self._patience = patience
@@ -38,11 +42,9 @@ class Results:
         return bool(await self._bucket.create(letter.name, written(outcome), self._patience))
 
     async def find(self, name: str) -> Outcome | None:
-        found = await self._find(name)
-        return outcome_of(found.value) if found is not None else None
-
-    async def _find(self, name: str) -> Found | None:
-        return await self._bucket.get(name, self._patience)
+        """As it is now: of several servers, a follower might tell what was."""
+        found = await self._store.entry(self._bucket.name, name, self._patience)
+        return outcome_of(found.data or b"") if found is not None else None
 
     async def reply(self, outcome: Outcome) -> bytes:
         """The reply line."""
@@ -71,13 +73,16 @@ class Results:
         except (Error, OSError) as error:
             raise Away(f"NATS does not answer: {error}") from None
         try:
+            looks: Iterator[float] = iter(())
             while True:
                 heard.clear()
                 outcome = await self.find(name)
                 left = end - time.monotonic()
                 if outcome is not None or left <= 0 or self._over.is_set():
                     return outcome
-                await self._either(heard, min(left, LOOK_SECONDS))
+                await self._either(heard, min(left, next(looks, LOOK_SECONDS)))
+                if heard.is_set():
+                    looks = iter(SOON_SECONDS)
         finally:
             with contextlib.suppress(Error, OSError):
                 await subscription.unsubscribe()
@@ -92,11 +97,11 @@ class Results:
 
     async def forget_dead(self, name: str) -> Outcome | None:
         """That it was dead: it is to be run again. What else there is, is returned."""
-        found = await self._find(name)
+        found = await self._store.entry(self._bucket.name, name, self._patience)
         if found is None:
             return None
-        outcome = outcome_of(found.value)
-        if outcome.state == "done" or not await self._bucket.delete(name, found.revision, self._patience):
+        outcome = outcome_of(found.data or b"")
+        if outcome.state == "done" or not await self._bucket.delete(name, found.seq or 0, self._patience):
             return outcome
         return None
 

@@ -97,7 +97,7 @@ class Runner:
     async def run(self, held: Held) -> None:
         letter = held.letter
         try:
-            if await self._results.find(letter.name) is not None:
+            if letter.deliveries > 1 and await self._results.find(letter.name) is not None:
                 await self._leave(held)
                 return
             refusal = await self._attempt(held)
@@ -133,6 +133,10 @@ class Runner:
                 return await self._settle(held, understood(tool, answer), answer)
             if answer.ran or answer.kind not in FOR_THE_TIME_BEING:
                 return answer
+            if mark.over:
+                await self._persist(lambda: self._marks.forget(letter.name))
+                await self._leave(held)
+                return None
             if not mark.lost:
                 return await self._put_off(held, mark, answer)
             look = True

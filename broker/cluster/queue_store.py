@@ -134,6 +134,21 @@ class Store:
     async def unmark(self, name: str, patience: float) -> None:
         await self._purge(self.names.marks, self.names.mark(name), patience)
 
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    async def entry(self, bucket: str, key: str, patience: float) -> RawStreamMsg | None:
+        """Of a KV bucket; none also where there is no bucket yet."""
+        from nats.js.errors import NotFoundError
+
+        async def get(js: JetStreamContext) -> RawStreamMsg | None:
+            try:
+                return await js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}")
+            except NotFoundError:
+                return None
+
+        found = await self.patiently(get, patience)
+        return None if found is None or (found.headers or {}).get("KV-Operation") else found
+
     # --- what is dead -------------------------------------------------------------------------------------------------
 
     async def dead_by(self, name: str, patience: float) -> RawStreamMsg | None:
