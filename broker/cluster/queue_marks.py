@@ -17,9 +17,12 @@ from msgspec import Struct
 
 from broker import errors
 from broker.cluster.kv import Away
+from broker.cluster.queue_records import Letter
 from broker.cluster.queue_results import Results
 from broker.cluster.queue_store import Store
 from broker.errors import Refusal
+
+LONGEST_WHY = 512
 
 
 class Written(Struct, omit_defaults=True):
@@ -29,6 +32,7 @@ class Written(Struct, omit_defaults=True):
     owner: str  # the broker, of this start
     sequence: int = 0  # of the call's message
     refusals: int = 0  # for the time being
+    deliveries: int = 0  # until the last refusal: whoever refused has lived to say so
     why: str = ""  # the last one
     at: float = 0.0  # wall clock
 
@@ -40,29 +44,17 @@ _encode = msgspec.json.Encoder().encode
 class Mark:
     """One call's, at the broker that has it now."""
 
-    __slots__ = (
-        "_changed",
-        "_marks",
-        "_name",
-        "_sequence",
-        "_starting",
-        "_was",
-        "over",
-        "problem",
-        "revision",
-        "started",
-    )
+    __slots__ = ("_changed", "_letter", "_marks", "_starting", "_was", "over", "problem", "revision", "started")
 
-    def __init__(self, marks: Marks, name: str, sequence: int, revision: int, was: Written | None) -> None:
+    def __init__(self, marks: Marks, letter: Letter, revision: int, was: Written | None) -> None:
         self._marks = marks
-        self._name = name
-        self._sequence = sequence
+        self._letter = letter
         self._was = was
         self._starting: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = lambda: None
         self.revision = revision  # 0: there is none
         self.started = False
-        self.over = False  # it has been run
+        self.over = False  # the call has been run
         self.problem: Refusal | None = None
 
     @property
@@ -84,8 +76,8 @@ class Mark:
 
     async def _start(self) -> None:
         try:
-            revision = await self._marks.write(self._name, "started", self._sequence, self.revision, self.refusals, "")
-            over = bool(revision) and await self._marks.is_over(self._name, self._sequence)
+            revision = await self._marks.write(self._letter, "started", self.revision, self.refusals, "")
+            over = bool(revision) and await self._marks.is_over(self._letter)
         except Away as error:
             self.problem = Refusal(errors.UNAVAILABLE, f"{error}; the call has not begun", retry_after=1)
         except Exception as error:  # whatever it is, nobody may wait for ever
@@ -105,9 +97,7 @@ class Mark:
         """The call has not run, and may be run by whoever gets it next. False: another broker has written here."""
         if self._starting is not None:
             await self._starting
-        return not self.lost and await self._marks.put_off(
-            self._name, self._sequence, self.revision, self.refusals + 1, why
-        )
+        return not self.lost and await self._marks.put_off(self._letter, self.revision, self.refusals + 1, why)
 
 
 class Marks:
@@ -125,26 +115,27 @@ class Marks:
         return decode_mark(found.data or b""), found.seq or 0
 
     async def write(
-        self, name: str, state: Literal["started", "refused"], sequence: int, last: int, refusals: int, why: str
+        self, letter: Letter, state: Literal["started", "refused"], last: int, refusals: int, why: str
     ) -> int:
-        value = _encode(Written(state, self._me, sequence, refusals, why[:512], time.time()))
-        return await self._store.mark(name, value, last, self._patience)
+        """Its revision; 0 where it is not as it was any more."""
+        written = Written(state, self._me, letter.sequence, refusals, letter.deliveries, why[:LONGEST_WHY], time.time())
+        return await self._store.mark(letter.name, _encode(written), last, self._patience)
 
-    async def is_over(self, name: str, sequence: int) -> bool:
+    async def is_over(self, letter: Letter) -> bool:
         """It has a result (the server may have forgotten since that it has left the queue), or has left the queue (its
         result may have expired since)."""
         outcome, there = await asyncio.gather(
-            self._results.find(name), self._store.has(self._store.names.calls, sequence, self._patience)
+            self._results.find(letter.name), self._store.has(self._store.names.calls, letter.sequence, self._patience)
         )
         return outcome is not None or not there
 
-    async def put_off(self, name: str, sequence: int, last: int, refusals: int, why: str) -> bool:
-        if await self.write(name, "refused", sequence, last, refusals, why):
+    async def put_off(self, letter: Letter, last: int, refusals: int, why: str) -> bool:
+        if await self.write(letter, "refused", last, refusals, why):
             return True
-        was, revision = await self.find(name)  # that it begins may have been written, though nobody told us so
+        was, revision = await self.find(letter.name)  # that it begins may have been written, though nobody told us so
         if was is None or was.owner != self._me:
             return False
-        return bool(await self.write(name, "refused", sequence, revision, refusals, why))
+        return bool(await self.write(letter, "refused", revision, refusals, why))
 
     async def forget(self, name: str) -> None:
         await self._store.unmark(name, self._patience)

@@ -16,7 +16,7 @@ from broker.cluster.queue_names import Names, name_of
 from broker.cluster.queue_records import Letter, digest_of, stored
 from broker.cluster.queue_requests import Requests, with_id
 from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import Store
+from broker.cluster.queue_store import SAME_SECONDS, Store
 from broker.errors import Refusal
 from broker.faces.nats.line import Line, Reader
 from broker.ticket import Call
@@ -114,7 +114,9 @@ class Producer:
             same = await self._same(letter)
             if same is not None:
                 return same
-        return self._told(letter, "queued", duplicate=bool(kept.duplicate))
+            text = f"the call {letter.id!r} has just ended, and what came of it has expired: ask again in a while"
+            return Refusal(errors.UNAVAILABLE, text, retry_after=SAME_SECONDS, call_id=letter.id)
+        return self._told(letter, "queued", duplicate=False)
 
     async def _same(self, letter: Letter) -> Answer | None:
         """What is known of this id. Another call's id is refused: one of the two would be lost."""

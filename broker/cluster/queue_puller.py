@@ -200,8 +200,8 @@ class Puller:
         if held is not None:
             if held.letter.sequence == letter.sequence:  # NATS was away, and gives us again what we have
                 held.message = message
-            else:  # the same call twice
-                self._runner.let_go(Held(message, letter, None), LATER_SECONDS)
+            else:  # the same call twice in the queue: one of the two is enough
+                self._bus.say(message.reply, b"+ACK")
             return
         held = Held(message, letter, tool.runtime if tool is not None else None)
         if self._stopping:

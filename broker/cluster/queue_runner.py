@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from broker import errors
 from broker.bus import Bus
 from broker.cluster.kv import Away
-from broker.cluster.members import Members
+from broker.cluster.members import GONE_SECONDS, Members
 from broker.cluster.objects import NoObject
 from broker.cluster.queue_dead import DeadLetters
 from broker.cluster.queue_marks import Mark, Marks, Written
@@ -95,35 +95,37 @@ class Runner:
         return not tool.info.elsewhere and self._face.rights_of("").allow(tool)
 
     async def run(self, held: Held) -> None:
-        letter = held.letter
-        try:
-            if letter.deliveries > 1 and await self._results.find(letter.name) is not None:
-                await self._leave(held)
-                return
-            refusal = await self._attempt(held)
-        except Away:
-            self.let_go(held, LATER_SECONDS)
-            return
+        again = held.letter.deliveries > 1
+        while True:
+            try:
+                if again and await self._results.find(held.letter.name) is not None:
+                    await self._leave(held)
+                    return
+                refusal = await self._attempt(held, again=again)
+                break
+            except Away:  # we have it until somebody else is given it, and then its mark decides
+                again = True
+                await asyncio.sleep(LATER_SECONDS)
         if refusal is not None:
             await self._bury(held, refusal)
 
     # --- it runs ------------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, held: Held) -> Refusal | None:
-        """Why it is dead, where it is; else its result is kept, or somebody else is given it."""
+    async def _attempt(self, held: Held, *, again: bool) -> Refusal | None:
+        """Why it is dead, where it is; else its result is kept, or somebody else is given it. `again`: something may be
+        known of it."""
         letter = held.letter
         request = await self._request(letter)
         if isinstance(request, Refusal):
             return request
         tool = self._broker.registry.get(letter.tool)
-        look = letter.deliveries > 1
         for _ in range(MOST_TRIES):
-            written, revision = await self._marks.find(letter.name) if look else (None, 0)
+            written, revision = await self._marks.find(letter.name) if again else (None, 0)
             if written is not None and written.state == "started":
                 return self._begun(held, written)
             if refusal := self._lost_too_often(letter, written):
                 return refusal
-            mark = Mark(self._marks, letter.name, letter.sequence, revision, written)
+            mark = Mark(self._marks, letter, revision, written)
             if tool is None or not self.may_run(tool):
                 answer: bytes | Refusal = Refusal(errors.NOT_FOUND, f"tool not found: {letter.tool}")
             else:
@@ -139,7 +141,7 @@ class Runner:
                 return None
             if not mark.lost:
                 return await self._put_off(held, mark, answer)
-            look = True
+            again = True
         self.let_go(held, LATER_SECONDS)
         return None
 
@@ -195,14 +197,14 @@ class Runner:
     def _begun(self, held: Held, written: Written) -> Refusal | None:
         """By whoever had it before us. It is not run again."""
         if written.owner != self._members.me and not self._members.gone(written.owner):
-            self.let_go(held, LATER_SECONDS)
+            self.let_go(held, GONE_SECONDS / 2)
             return None
         text = f"the broker that ran {held.letter.tool} is gone; the call may have run"
         return Refusal(errors.CRASH, text)
 
     def _lost_too_often(self, letter: Letter, written: Written | None) -> Refusal | None:
         """It was delivered, and nothing was heard of it: perhaps it is what its brokers have died of."""
-        lost = letter.deliveries - 1 - (written.refusals if written is not None else 0)
+        lost = letter.deliveries - 1 - (written.deliveries if written is not None else 0)
         if lost < self._settings.deliveries:
             return None
         why = f"; before, it was refused: {written.why}" if written is not None else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SAME_SECONDS = 120.0  # the server remembers so long what was enqueued; longer, results and the queue itself do
+SAME_SECONDS = 120.0  # the server remembers at most so long what was enqueued; results and the queue itself do longer
 MOST_PENDING = 100_000  # calls of one tool that all brokers together have taken
 NO_STREAM = 10059
 WRONG_SEQUENCE = (10071, 10164)
@@ -225,7 +225,7 @@ class Store:
                     subjects=[names.all_calls],
                     retention=RetentionPolicy.WORK_QUEUE,
                     discard=DiscardPolicy.NEW,  # a queue that is full takes no more, and loses nothing
-                    duplicate_window=SAME_SECONDS,
+                    duplicate_window=min(SAME_SECONDS, self._settings.result_seconds),
                     **usual,
                 ),
                 StreamConfig(names.marks, subjects=[names.all_marks], max_msgs_per_subject=1, **usual),
@@ -249,5 +249,8 @@ async def _made(js: JetStreamContext, config: StreamConfig) -> None:
     except BadRequestError:  # it is there, made with other settings: what somebody has set for good reasons stays
         assert config.name is not None
         now = (await js.stream_info(config.name)).config
-        if (now.max_age or 0) != (config.max_age or 0):
-            await js.update_stream(now, max_age=config.max_age or 0)
+        kept = {"max_age": config.max_age or 0}
+        if config.duplicate_window:
+            kept["duplicate_window"] = config.duplicate_window
+        if any((getattr(now, name) or 0) != seconds for name, seconds in kept.items()):
+            await js.update_stream(now, **kept)
