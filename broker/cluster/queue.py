@@ -11,6 +11,7 @@ from broker.bus import Bus
 from broker.cluster.kv import Away
 from broker.cluster.members import Members
 from broker.cluster.objects import Objects
+from broker.cluster.queue_asking import Asking
 from broker.cluster.queue_dead import DeadLetters
 from broker.cluster.queue_marks import Marks
 from broker.cluster.queue_names import Names
@@ -21,6 +22,7 @@ from broker.cluster.queue_results import Results
 from broker.cluster.queue_runner import Runner
 from broker.cluster.queue_store import Store
 from broker.cluster.queue_sweep import Sweep
+from broker.cluster.queue_turns import Turns
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -42,7 +44,9 @@ class Queue:
         self.results = Results(bus, self.store, settings, nats.replicas, patience)
         self.marks = Marks(self.store, self.results, members.me, patience)
         self.dead = DeadLetters(self.store, names, self.results, self.marks, requests, patience)
-        self.producer = Producer(broker, names, self.store, requests, self.results, self.dead)
+        turns = Turns(bus, patience, broker.settings.limits.queue_seconds)
+        self.producer = Producer(broker, names, self.store, requests, self.results, self.dead, turns)
+        self.asking = Asking(broker, self.store, self.results, self.dead, turns)
         self.runner = Runner(broker, bus, members, requests, self.marks, self.results, self.dead)
         self.puller = Puller(broker, bus, names, self.store, self.runner)
         self._sweep = Sweep(bus, names, self.store, members, objects, patience)

@@ -12,11 +12,12 @@ from broker import errors
 from broker.cluster import queue_names
 from broker.cluster.kv import Away
 from broker.cluster.queue_dead import DeadLetters
-from broker.cluster.queue_names import Names, name_of
+from broker.cluster.queue_names import Names
 from broker.cluster.queue_records import Letter, digest_of, stored
 from broker.cluster.queue_requests import Requests, with_id
 from broker.cluster.queue_results import Results
 from broker.cluster.queue_store import SAME_SECONDS, Store
+from broker.cluster.queue_turns import Answer, Turns
 from broker.errors import Refusal
 from broker.faces.nats.line import Line, Reader
 from broker.ticket import Call
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from broker.server import Broker
 
 LONGEST_SESSION = 256
-
-Answer = dict[str, Any] | Refusal
 
 
 class Producer:
@@ -39,6 +38,7 @@ class Producer:
         requests: Requests,
         results: Results,
         dead: DeadLetters,
+        turns: Turns,
     ) -> None:
         self._broker = broker
         self._names = names
@@ -47,14 +47,27 @@ class Producer:
         self._results = results
         self._dead = dead
         self._patience = broker.settings.nats.wait_seconds
+        self._turns = turns
+        self._bytes = 0  # of calls that NATS has not acknowledged yet
         self._reader = Reader(broker.registry.strict, broker.settings.limits)
 
     async def enqueue(self, asker: Asker, text: bytes) -> Answer:
+        most = self._broker.settings.limits.queue_bytes
+        if self._bytes and self._bytes + len(text) > most:
+            why = f"calls of {most} bytes are on their way to NATS (limits.queue_bytes)"
+            return Refusal(errors.OVERLOADED, why, retry_after=1)
+        self._bytes += len(text)
+        try:
+            return await self._turns.take(lambda: self._enqueue(asker, text))
+        finally:
+            self._bytes -= len(text)
+
+    async def _enqueue(self, asker: Asker, text: bytes) -> Answer:
         line, ids = self._reader.read(text, "")
         if isinstance(line, Refusal):
             return line
         given = msgspec.json.decode(ids) if ids is not None else None
-        if given is not None and not (isinstance(given, str) and queue_names.is_id(given)):
+        if ids is not None and not (isinstance(given, str) and queue_names.is_id(given)):
             text_ = f'the "id" of a queued call is a string of 1 to {queue_names.LONGEST_ID} characters'
             return Refusal(errors.BAD_REQUEST, text_)
         refusal = self._problem(asker, line)
@@ -148,62 +161,3 @@ class Producer:
         """Those who have the tool need not find out for themselves."""
         assert self._broker.bus is not None
         self._broker.bus.say(self._names.news, tool.encode())
-
-    # --- what has become of it? ---------------------------------------------------------------------------------------
-
-    async def result(self, asker: Asker, call_id: str, seconds: float) -> Answer:
-        try:
-            return await self._result(asker, call_id, seconds)
-        except Away as error:
-            return Refusal(errors.UNAVAILABLE, f"{error}; results are there", retry_after=1)
-
-    async def _result(self, asker: Asker, call_id: str, seconds: float) -> Answer:
-        """Whoever has enqueued it is told, and operators."""
-        name = name_of(call_id)
-        outcome, waiting = await self._results.find(name), None
-        if outcome is None:
-            waiting = await self._waits(asker, call_id)
-            if waiting is not None and waiting["state"] != "dead" and seconds > 0:
-                outcome = await self._results.wait(name, seconds)
-                waiting = await self._waits(asker, call_id) if outcome is None else None
-            if waiting is None:  # it may have ended between two questions
-                outcome = await self._results.find(name)
-        if waiting is not None:
-            return waiting
-        if outcome is not None and _may_see(asker, outcome.principal):
-            line = await self._results.reply(outcome)
-            state = {"call_id": call_id, "state": outcome.state, "tool": outcome.tool, "time": round(outcome.at, 3)}
-            return {**state, "result": msgspec.Raw(line.rstrip(b"\n"))}
-        text = f"there is no call {call_id!r} of yours: it was never enqueued, or what is known of it has expired"
-        return Refusal(errors.NOT_FOUND, f"{text} (queue.result_seconds)")
-
-    async def _waits(self, asker: Asker, call_id: str) -> dict[str, Any] | None:
-        """It is in the queue; or its result has expired, and it is still among the dead."""
-        name = name_of(call_id)
-        queued, dead, marked = await asyncio.gather(
-            self._store.call_by(name, self._patience),
-            self._dead.find(call_id),
-            self._store.marked(name, self._patience),
-        )
-        if queued is not None:
-            letter = stored(queued)
-            if not _may_see(asker, letter.principal):
-                return None
-            running = marked is not None and b'"started"' in (marked.data or b"")
-            known = self._broker.registry.get(letter.tool) is not None
-            how = "running" if running else "queued"
-            return {"call_id": call_id, "state": how, "tool": letter.tool, "known": known}
-        if dead is not None and _may_see(asker, dead.letter.principal):
-            line = Refusal(errors.KINDS.get(dead.code, errors.INTERNAL), dead.reason).line(dead.letter.tool)
-            state: dict[str, Any] = {
-                "call_id": call_id,
-                "state": "dead",
-                "tool": dead.letter.tool,
-                "time": round(dead.time, 3),
-            }
-            return {**state, "result": msgspec.Raw(line.rstrip(b"\n"))}
-        return None
-
-
-def _may_see(asker: Asker, principal: str) -> bool:
-    return asker.operator or asker.principal == principal

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 ROUND_SECONDS = 5.0  # between two looks for which tools there are calls
 BEAT_SECONDS = 0.25
-EXPIRES_SECONDS = 20.0  # NATS forgets what it was asked for
+EXPIRES_SECONDS = 20.0  # NATS forgets that it was asked for one call,
+SOON_SECONDS = 0.25  # or for several: other tools of the runtime want its room, too
 GRACE_SECONDS = 2.0
 QUICK_SECONDS = 0.01  # tools that take less are given more at once than there are processes
 AHEAD = 4  # times
@@ -146,11 +147,12 @@ class Puller:
     # --- how many -----------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """A tool that nothing has come for is asked for one call; others for what there is room for."""
+        """A tool that nothing has come for is asked for one call; others for what there is room for, for a moment."""
         if self._stopping or not self._bus.connected:
             return
         now = time.monotonic()
-        taken: Counter[int] = Counter(id(one.runtime) for one in self._held.values())
+        held: Counter[int] = Counter(id(one.runtime) for one in self._held.values())
+        taken = held.copy()
         tools = {name: self._tool(name) for name in self._pulls}
         for name, pull in self._pulls.items():
             if (tool := tools[name]) is not None and not pull.due(now) and pull.asked > 1:
@@ -159,18 +161,19 @@ class Puller:
             pull, tool = self._pulls[name], tools[name]
             if tool is None or not pull.due(now) or not _goes(tool, now):
                 continue
-            room = _capacity(tool) - taken[id(tool.runtime)]
-            if room <= 0:
+            capacity = _capacity(tool)
+            if capacity <= held[id(tool.runtime)]:
                 continue
-            count = room if now - pull.came < BEAT_SECONDS else 1
+            count = max(1, capacity - taken[id(tool.runtime)]) if now - pull.came < SOON_SECONDS else 1
             if count > 1:
                 taken[id(tool.runtime)] += count
             self._say(pull, count, now)
             self._pulls[name] = self._pulls.pop(name)  # the others come first next time
 
     def _say(self, pull: Pull, count: int, now: float) -> None:
-        pull.asked, pull.until = count, now + EXPIRES_SECONDS + GRACE_SECONDS
-        request = {"batch": count, "expires": round(EXPIRES_SECONDS * 1e9)}
+        seconds = EXPIRES_SECONDS if count == 1 else SOON_SECONDS
+        pull.asked, pull.until = count, now + seconds + GRACE_SECONDS
+        request = {"batch": count, "expires": round(seconds * 1e9)}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._names.calls}.{pull.consumer}"
         self._bus.say(subject, _encode(request), reply=pull.inbox)
 

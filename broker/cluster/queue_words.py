@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from broker import errors
 from broker.cluster.kv import Away
 from broker.cluster.queue_dead import Dead
+from broker.cluster.queue_turns import Answer
 from broker.errors import Refusal
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from broker.control import Asker
     from broker.server import Broker
 
-Answer = dict[str, Any] | Refusal
 Word = Callable[["Asker", bytes], Awaitable[Answer]]
 
 LONGEST_WAIT = 300.0
@@ -83,7 +83,7 @@ class QueueWords:
         asked = msgspec.json.decode(line, type=_Result)
         if not asked.call_id:
             return Refusal(errors.BAD_REQUEST, '_result needs a "call_id"')
-        return await queue.producer.result(asker, asked.call_id, min(asked.wait_ms / 1000, LONGEST_WAIT))
+        return await queue.asking.result(asker, asked.call_id, min(asked.wait_ms / 1000, LONGEST_WAIT))
 
     # --- operators' ---------------------------------------------------------------------------------------------------
 

@@ -169,6 +169,7 @@ def test_calls_of_one_key_run_once(pair):
         ([], "invalid JSON"),
         ({"aid": LEDGER, "id": 7}, '"id"'),
         ({"aid": LEDGER, "id": ""}, '"id"'),
+        ({"aid": LEDGER, "id": None}, '"id"'),
         ({"aid": LEDGER, "id": "x" * 129}, '"id"'),
         ({"aid": LEDGER, "input_json": 1}, '"input_json" must be'),
         ({"aid": LEDGER, "timeout_ms": 0}, '"timeout_ms" must be'),
@@ -343,6 +344,7 @@ def test_over_http(pair):
     assert get(web, "never", "?wait=soon")[0] == 400
     assert post(web, b"junk")[0] == 400
     assert post(web, {"inputs": {}})[0] == 400
+    assert "/v1/queue/{id}" in ask(web, "GET", "/openapi.json")[1]["paths"]
     assert crowd.runs()["web"] == 1
 
 
@@ -402,3 +404,16 @@ def test_metrics_tell_of_the_queue(pair):
         text = response.read().decode()
     assert 'broker_queue_ended_total{how="done"}' in text
     assert "broker_queue_calls " in text
+
+
+def test_tools_of_one_toolhost_do_not_wait_for_each_other(pair):
+    """One that has just had many calls does not keep its toolhosts' room for more of them."""
+    _, one, _ = pair
+    quick = [queued(one, f'{{"n":{n}}}', aid="AID.DEMO.ECHO.v1") for n in range(20)]
+    assert all(result(one, call_id, 10)["state"] == "done" for call_id in quick)
+    begun = time.monotonic()
+    for n in range(4):
+        assert result(one, queued(one, '{"ms":50}', aid="AID.DEMO.SLEEP.v1"), 10)["state"] == "done"
+        assert result(one, queued(one, f'{{"n":{n}}}', aid="AID.DEMO.ECHO.v1"), 10)["state"] == "done"
+        assert result(one, queued(one, "{}", aid="AID.DEMO.COUNTER.v1"), 10)["state"] == "done"
+    assert time.monotonic() - begun < 10

@@ -72,7 +72,7 @@ class HttpFace:
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
-        document = OpenApi(broker.registry, settings.tools_path)
+        document = OpenApi(broker.registry, settings.tools_path, durable=broker.cluster is not None)
         self.app.route("GET", "/openapi.json", document.json)
         self.app.route("GET", "/openapi.yaml", document.yaml)
         rules = Rules(self.app, self.caller, settings, broker.settings.limits)

@@ -105,10 +105,11 @@ SCHEMAS: dict[str, Schema] = {
         input_json={"type": "string", "description": "Its input, JSON in a string."},
         inputs={"type": "object", "description": "Or the same as an object; not both."},
         timeout_ms={"type": "integer", "minimum": 1},
-        session=TEXT,
+        session={"type": "string", "maxLength": 256},
         idempotency_key=TEXT,
         _lease_token=TEXT,
-    ),
+    )
+    | {"not": {"required": ["input_json", "inputs"]}},
     "Queued": _object(
         ["call_id", "state", "duplicate", "known"],
         call_id=TEXT,
@@ -171,7 +172,7 @@ PARAMETERS: dict[str, Schema] = {
     "job": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "job_0001"},
     "file": {"name": "name", "in": "path", "required": True, "schema": TEXT, "example": "request.json"},
     "call": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "order-17"},
-    "wait": {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0}, "description": "Seconds."},
+    "wait": {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": 300}},
     "stability": {
         "name": "stability",
         "in": "query",
@@ -263,8 +264,8 @@ def _queue_result() -> Schema:
     return found
 
 
-def document(tools_path: str, tools: list[str]) -> Schema:
-    """`tools` are the names of those that there are now."""
+def document(tools_path: str, tools: list[str], *, durable: bool) -> Schema:
+    """`tools` are the names of those that there are now; `durable`: there is NATS, which keeps queued calls."""
     execute = _answers("ToolResult", 400, 404, 413, 429, 500, 503, 504, errors="ToolResult")
     execute["200"]["content"]["text/event-stream"] = {"schema": TEXT}  # with this in Accept: its events, and the result
     paths: Schema = {
@@ -281,10 +282,6 @@ def document(tools_path: str, tools: list[str]) -> Schema:
         "/v1/jobs/{id}/artifacts/{name}": {
             "get": _route("One of a job's files.", ["job", "file"], _files()),
         },
-        "/v1/queue": {
-            "post": _route("Queue a call, on NATS.", [], _answers("Queued", 400, 413, 503, status=202), "QueuedCall")
-        },
-        "/v1/queue/{id}": {"get": _route("What has come of it.", ["call", "wait"], _queue_result())},
         "/v1/sessions/{session}/state": {
             "get": _route("What event tools have made of a session.", ["story"], _answers("Story", 404)),
             "delete": _route("Begin anew.", ["story"], _answers("StoryGone", 404)),
@@ -315,6 +312,11 @@ def document(tools_path: str, tools: list[str]) -> Schema:
         "/openapi.json": {"get": _route("This document.", [], {"200": {"description": "It."}})},
         "/openapi.yaml": {"get": _route("This document; JSON is YAML.", [], {"200": {"description": "It."}})},
     }
+    if durable:
+        queued = _answers("Queued", 400, 413, 429, 503, status=202)
+        paths["/v1/queue"] = {"post": _route("Queue a call, on NATS.", [], queued, "QueuedCall")}
+        result = _route("What has come of it.", ["call", "wait"], _queue_result())
+        paths["/v1/queue/{id}"] = {"get": result}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -333,13 +335,14 @@ def document(tools_path: str, tools: list[str]) -> Schema:
 
 
 class OpenApi:
-    def __init__(self, registry: Registry, tools_path: str) -> None:
+    def __init__(self, registry: Registry, tools_path: str, *, durable: bool) -> None:
+        self._durable = durable
         self._registry = registry
         self._tools_path = tools_path
 
     async def json(self, request: Request) -> Response:
         tools = [tool.name for tool in self._registry if request.asker.rights.allow(tool)]
-        return answered(document(self._tools_path, tools))
+        return answered(document(self._tools_path, tools, durable=self._durable))
 
     async def yaml(self, request: Request) -> Response:
         """Any JSON is YAML; laid out for people."""
