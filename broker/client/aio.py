@@ -265,7 +265,8 @@ class AsyncClient:
             )
             return await connection.ask(number, line, PATIENCE_SECONDS)
 
-        return queued.enqueued(aid, await self._persist(aid, once, keyed=True))
+        with queued.naming(call_id):
+            return queued.enqueued(aid, await self._persist(aid, once, keyed=True))
 
     async def result(self, id: str, *, wait: float = 0.0) -> Reply | None:
         """What has come of a queued call, waiting so many seconds for it; none: it waits still, or runs. A call that

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from broker.client.failures import CallFailed
 from broker.client.reply import Reply, decode, failed, read
 from broker.client.request import encode, request_line
 
@@ -30,6 +33,16 @@ _result = msgspec.json.Decoder(_Result).decode
 def new_id() -> str:
     """The client chooses it, so that it may say the same thing twice."""
     return secrets.token_hex(16)
+
+
+@contextmanager
+def naming(call_id: str) -> Iterator[None]:
+    """Whoever is told that it failed is told with which id to say it again."""
+    try:
+        yield
+    except CallFailed as failure:
+        failure.more.setdefault("call_id", call_id)
+        raise
 
 
 def enqueue_line(call_id: str, aid: str, text: str, number: int | None = None, **more: Any) -> bytes:

@@ -215,8 +215,9 @@ class Client:
         session: str = "",
     ) -> str:
         """Queues a call: its id, once NATS has kept it. The same id is the same call, however often it is said."""
+        call_id = id or queued.new_id()
         line = queued.enqueue_line(
-            id or queued.new_id(),
+            call_id,
             aid,
             input_text(inputs, input_json),
             timeout=timeout,
@@ -224,7 +225,8 @@ class Client:
             lease_token=lease_token,
             session=session,
         )
-        return queued.enqueued(aid, self.answer(aid, line, 0.0, keyed=True))
+        with queued.naming(call_id):
+            return queued.enqueued(aid, self.answer(aid, line, 0.0, keyed=True))
 
     def result(self, id: str, *, wait: float = 0.0) -> Reply | None:
         """What has come of a queued call, waiting so many seconds for it; none: it waits still, or runs. A call that

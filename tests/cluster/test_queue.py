@@ -356,8 +356,9 @@ def test_from_python(pair):
         assert reply is not None
         assert reply.output == {"n": 1}
         assert tools.enqueue("AID.DEMO.ECHO.v1", {"n": 1}, id="py") == "py"
-        with pytest.raises(BadRequest):
+        with pytest.raises(BadRequest) as refused:
             tools.enqueue("AID.DEMO.ECHO.v1", {"n": 2}, id="py")
+        assert refused.value.more["call_id"] == "py"
         assert tools.result(tools.enqueue("AID.DEMO.SLEEP.v1", {"ms": 800})) is None
         with pytest.raises(NotFound):
             tools.result("never")

@@ -108,7 +108,11 @@ def test_at_sigterm_what_runs_is_finished_and_the_rest_is_given_to_others_at_onc
         queued(one, f"next{n} 0 ok", f"next{n}")
     other = crowd.start(config=SOON.replace("= 1\n", "= 60\n"), most=1)
     begun = time.monotonic()
-    assert one.stop() == 0
+    with one.wire() as waiting:
+        waiting.send({"aid": "_result", "call_id": "next4", "wait_ms": 60_000})
+        time.sleep(0.2)
+        assert one.stop() == 0
+        assert waiting.reply()["state"] in ("queued", "running", "done"), "nobody is left without a word"
     assert all(result(other, f"next{n}", 10)["state"] == "done" for n in range(5))
     assert time.monotonic() - begun < 10
     assert result(other, "runs")["result"]["output_json"] == '"runs"'
