@@ -59,6 +59,8 @@ def _text(report: dict[str, Any]) -> str:
         if rows:
             text = table(rows, ("PID", "STATE", "CALLS", "IN FLIGHT", "AGE S", "RSS MB"))
             lines += ["  " + line for line in text.splitlines()]
+    if "utp" in report:
+        lines += ["", *_utp(report["utp"])]
     if report["tools"]:
         lines += ["", _tools(report["tools"])]
     for tool in report["tools"]:
@@ -69,6 +71,23 @@ def _text(report: dict[str, Any]) -> str:
     if report["recent"]:
         lines += ["", "last errors:", *(f"  {_error(one)}" for one in report["recent"][-SHOWN:])]
     return "\n".join(lines)
+
+
+def _utp(utp: dict[str, Any]) -> list[str]:
+    """CommonGround's targets, and the commands that no agent hears of."""
+    lines = [f"utp: {utp['store']['kind']} {utp['store']['place']}" + ("" if utp["store"]["ready"] else ", not there")]
+    if utp["trouble"]:
+        lines.append(f"  waiting: {utp['trouble']}")
+    rows = []
+    for one in utp["targets"]:
+        counts = ", ".join(f"{name} {value}" for name, value in one["counts"].items())
+        rows.append((one["target"], one["tool"], one["state"], one["in_hand"], counts, one["reason"]))
+    text = table(rows, ("TARGET", "TOOL", "STATE", "IN HAND", "COUNTS", "REASON"))
+    lines += ["  " + line.rstrip() for line in text.splitlines()]
+    for one in utp["given_up"][-SHOWN:]:
+        clock = time.strftime("%H:%M:%S", time.localtime(one["time"]))
+        lines.append(f"  given up: {clock}  {one['subject']} (message {one['sequence']}): {one['reason']}")
+    return lines
 
 
 def _tools(tools: list[dict[str, Any]]) -> str:

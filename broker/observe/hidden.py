@@ -12,7 +12,7 @@ MOST = 1024  # values; the one that was lent least recently is forgotten first
 
 
 class Hidden:
-    """Exact values, as they are and as JSON writes them. What a tool makes of one (its hash, say) is not known here."""
+    """Exact values, as they are and as JSON and Python write them; what a tool makes of one is not known here."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, None] = OrderedDict()
@@ -31,7 +31,7 @@ class Hidden:
             return
         if len(self._values) > MOST:
             self._values.popitem(last=False)
-        forms = {form for one in self._values for form in (one, _within(one, True), _within(one, False))}
+        forms = {form for one in self._values for form in _forms(one)}
         self._forms = tuple(sorted(forms, key=len, reverse=True))  # one may be a part of another
 
     def text(self, text: str) -> str:
@@ -68,6 +68,7 @@ class Hidden:
         return text if shown is said and self.text(text) == text else self.text(json.dumps(shown, ensure_ascii=False))
 
 
-def _within(value: str, ascii_only: bool) -> str:
-    """As it stands between the quotes of a JSON string."""
-    return json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+def _forms(value: str) -> tuple[str, ...]:
+    """As it is, as it stands between the quotes of a JSON string, and of what Python writes for people."""
+    json_forms = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    return (value, *json_forms, repr(value)[1:-1], repr(value.encode(errors="replace"))[2:-1])

@@ -51,6 +51,7 @@ class _Live:
         yield from self._pools()
         yield from self._policy()
         yield from self._load()
+        yield from self._commands()
         yield from self._process()
 
     def _tools(self) -> Iterator[Metric]:
@@ -157,6 +158,22 @@ class _Live:
         waiting = sum(pool.queue.lines for pool in broker.everything()) + room.calls
         yield _one("broker_waiting_calls", "Calls that wait for a toolhost, or for their session.", waiting)
         yield _one("broker_queued_bytes", "Bytes of calls that wait.", broker.core.queued_bytes + room.size)
+
+    def _commands(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if self._broker.utp is None:
+            return
+        words = "Commands of CommonGround's agents, by what became of them."
+        ended = CounterMetricFamily("broker_utp_commands", words, labels=("target", "outcome"))
+        in_hand = GaugeMetricFamily("broker_utp_in_hand", "Commands that are being worked on.", labels=("target",))
+        up = GaugeMetricFamily("broker_utp_up", "0 where a target does not get its commands.", labels=("target",))
+        for one in self._broker.utp.status()["targets"]:
+            for outcome, count in one["counts"].items():
+                ended.add_metric((one["target"], outcome), count)
+            in_hand.add_metric((one["target"],), one["in_hand"])
+            up.add_metric((one["target"],), one["state"] == "serving")
+        yield from (ended, in_hand, up)
 
     def _process(self) -> Iterator[Metric]:
         uptime = time.monotonic() - self._broker.started

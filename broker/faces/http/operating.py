@@ -178,4 +178,6 @@ def public(broker: Broker) -> dict[str, Any]:
         pool["reason"] = unquoted(pool["reason"])
     for tool in report["tools"]:
         tool["breaker_reason"] = unquoted(tool["breaker_reason"])
+    if "utp" in report:
+        del report["utp"]["given_up"]  # agents' own names
     return report

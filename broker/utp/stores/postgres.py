@@ -182,7 +182,8 @@ class Postgres:
 
 def _trouble(error: Exception) -> StoreAway | StoreRefused:
     """Data that a table does not take is the call's fault; all else may be better soon, or when somebody mends it."""
-    words = f"Postgres: {str(error) or type(error).__name__}"
+    said = str(error.args[0]) if error.args else ""  # its detail would quote the row
+    words = f"Postgres: {said or type(error).__name__}"
     data = isinstance(error, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)
     own = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)  # asyncpg's DataError: a client's
     return StoreRefused(words) if data or own else StoreAway(words)
