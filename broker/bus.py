@@ -145,8 +145,8 @@ class Bus:
 
 
 def without_secrets(url: str) -> str:
-    """As it may be shown: names, passwords and tokens of servers (a,b,…) stand in front of the @."""
-    servers = (one.strip().rpartition("://") for one in url.split(","))
+    """As it may be shown: names, passwords and tokens of servers (a,b,…) stand in front of the @, or behind a ?."""
+    servers = (one.strip().partition("?")[0].rpartition("://") for one in url.split(","))
     return ",".join(scheme + colon + place.rpartition("@")[2] for scheme, colon, place in servers)
 
 

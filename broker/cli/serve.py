@@ -154,6 +154,8 @@ def check(loaded: Loaded) -> int:
         for one in app.tools:
             print(f"  {one.name} = {one.entry}, {one.timeout_seconds or app.timeout_seconds:g} s")
     tools = _learn(settings)
+    for name, target in settings.utp.served().items():
+        print(f"[utp.targets] {name} = {target.tool}{'' if target.tool in tools else '  (there is no such tool here)'}")
     print(f"{len(tools)} tools:")
     for name, source in sorted(tools.items()):
         print(f"  {name}  ({source})")

@@ -8,41 +8,41 @@ from typing import Any
 
 INSTEAD = "[hidden]"
 SHORTEST = 4  # characters: hiding every "1" would hide nothing
-MOST = 1024  # values; the one that was lent least recently is forgotten first
+MOST = 256  # values; the one that was lent least recently is forgotten first
 
 
 class Hidden:
     """Exact values, as they are and as JSON and Python write them; what a tool makes of one is not known here."""
 
     def __init__(self) -> None:
-        self._values: OrderedDict[str, None] = OrderedDict()
-        self._forms: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._forms)
+        self._values: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # and how they are written
+        self._known: tuple[str, ...] | None = ()
 
     def add(self, value: str) -> None:
         if len(value) < SHORTEST:
             return
-        known = value in self._values
-        self._values[value] = None
+        if value not in self._values:
+            self._values[value] = _forms(value)
+            self._known = None
         self._values.move_to_end(value)
-        if known:
-            return
         if len(self._values) > MOST:
             self._values.popitem(last=False)
-        forms = {form for one in self._values for form in _forms(one)}
-        self._forms = tuple(sorted(forms, key=len, reverse=True))  # one may be a part of another
+
+    def _all(self) -> tuple[str, ...]:
+        """The longest first: one may be a part of another."""
+        if self._known is None:
+            self._known = tuple(sorted({form for one in self._values.values() for form in one}, key=len, reverse=True))
+        return self._known
 
     def text(self, text: str) -> str:
-        for form in self._forms:
+        for form in self._all():
             if form in text:
                 text = text.replace(form, INSTEAD)
         return text
 
     def value(self, value: Any) -> Any:
         """Of anything that JSON can say; a new one where there is something to hide, else the same."""
-        if not self._forms:
+        if not self._values:
             return value
         if isinstance(value, str):
             return self.text(value)
@@ -58,7 +58,7 @@ class Hidden:
 
     def json(self, text: str) -> str:
         """JSON, however it writes its strings; unchanged where there is nothing to hide."""
-        if not self._forms:
+        if not self._values:
             return text
         try:
             said = json.loads(text)

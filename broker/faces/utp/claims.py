@@ -105,9 +105,11 @@ class Claims:
         """It has not run: another broker may."""
         await self.bucket.delete(claim.key, claim.revision, PATIENCE_SECONDS)
 
-    async def done(self, command: Command, callback: Callback) -> None:
+    async def done(self, command: Command, callback: Callback, claim: Claim | None = None) -> None:
         """Whoever asks from now on is told this. The first word stays."""
         key, value = key_of(command), _encode(_Entry("done", time.time(), callback))
+        if claim is not None and await self.bucket.update(key, value, claim.revision, PATIENCE_SECONDS):
+            return
         while not await self.bucket.create(key, value, PATIENCE_SECONDS):
             found = await self.bucket.get(key, PATIENCE_SECONDS)
             if found is None:

@@ -18,7 +18,7 @@ from broker import errors
 from broker.cluster.kv import Away
 from broker.errors import Refusal
 from broker.faces.caller import Asked, Asker, Caller, understood
-from broker.faces.utp.claims import Claim, Claims
+from broker.faces.utp.claims import Claims
 from broker.faces.utp.hand import Hand
 from broker.faces.utp.targets import Target
 from broker.faces.utp.wake import Doorbell
@@ -67,12 +67,16 @@ class Executor:
         except StoreRefused as error:
             self._face.bury(target, hand, str(error))
             await hand.end()
-        except (NotRun, asyncio.CancelledError):
+        except NotRun:
             await hand.give_back()
-        except Exception as error:  # ours, or a store's that will not take it: it may be better elsewhere, or later
+        except asyncio.CancelledError:
+            if target.last(hand):
+                self._face.bury(target, hand, "the broker stopped before it could write what came of it")
+            await hand.give_back()
+        except Exception as error:  # a mistake of ours: it may be better elsewhere, or later
             text = f"{type(error).__name__}: {error}"
             self._broker.log.error("utp: a command could not be handled", subject=message.subject, reason=text)
-            if 0 < target.most_deliveries <= hand.delivered:
+            if target.last(hand):
                 self._face.bury(target, hand, text)
                 await hand.end()
             else:
@@ -112,15 +116,17 @@ class Executor:
             target.counts["again"] += 1
             return claim
         hand.claim = claim
-        callback = await self._led(target, command, call, given, claim)
-        hand.claim = None
-        await self._steadily(lambda: self._claims.done(command, callback))
+        callback = await self._led(target, hand, command, call, given)
+        hand.claim = None  # not to be renewed while it is brought to its end
+        await self._steadily(lambda: self._claims.done(command, callback, claim))
         return callback
 
     async def _led(
-        self, target: Target, command: Command, call: Card | None, given: str | Outcome, claim: Claim
+        self, target: Target, hand: Hand, command: Command, call: Card | None, given: str | Outcome
     ) -> Callback:
         """The call is ours."""
+        claim = hand.claim
+        assert claim is not None
         if claim.inherited:
             written = await self._written(command, call)
             if written is not None:
@@ -130,7 +136,8 @@ class Executor:
         if isinstance(given, Outcome):
             return await self._write(target, command, call, given)
         answer = await self._run(target, command, given)
-        if isinstance(answer, Refusal) and answer.kind is errors.DRAINING and not answer.ran:
+        drained = isinstance(answer, Refusal) and answer.kind is errors.DRAINING and not answer.ran
+        if drained and not target.last(hand):  # else NATS would not bring it to anybody
             await self._steadily(lambda: self._claims.release(claim))
             raise NotRun
         return await self._write(target, command, call, self._told(target, answer))

@@ -112,7 +112,8 @@ class UtpFace:
     async def _serve(self, target: Target) -> None:
         info = await make_consumer(self._bus, target.name)
         target.ack_seconds = info.config.ack_wait or target.ack_seconds
-        target.most_deliveries = max(0, info.config.max_deliver or 0)
+        if (info.config.max_deliver or 0) > 0:  # else for ever; three attempts at what fails are enough all the same
+            target.most_deliveries = info.config.max_deliver or target.most_deliveries
         if target.intake is None:
             intake = Intake(
                 self._bus,
@@ -125,6 +126,7 @@ class UtpFace:
             target.intake = intake
             self._log.info("utp: serving", target=target.name, aid=target.settings.tool)
         else:
+            target.intake.trouble = ""
             target.intake.begin_anew()
 
     # --- commands -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,10 @@ from collections import Counter
 from typing import Any
 
 from broker.config import UtpTarget
+from broker.faces.utp.hand import Hand
 from broker.faces.utp.intake import Intake
+
+USUAL_DELIVERIES = 3
 
 
 class Target:
@@ -20,11 +23,15 @@ class Target:
         self.counts: Counter[str] = Counter()
         self.trouble = "not connected yet"  # why it does not get its commands, where it does not
         self.ack_seconds = 30.0  # NATS gives a message to somebody else after so long a silence
-        self.most_deliveries = 0  # 0: no limit
+        self.most_deliveries = USUAL_DELIVERIES  # then a message comes no more
         self.intake: Intake | None = None
 
     def room(self) -> int:
         return self.settings.max - len(self.in_hand)
+
+    def last(self, hand: Hand) -> bool:
+        """It will not come again."""
+        return hand.delivered >= self.most_deliveries
 
     def status(self) -> dict[str, Any]:
         trouble = self.trouble or (self.intake.trouble if self.intake is not None else "")
