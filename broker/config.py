@@ -20,6 +20,7 @@ from broker.errors import ConfigError
 Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Natural = Annotated[int, Meta(ge=0)]
+Variable = Annotated[str, Meta(pattern=r"^\s*[^\s=\0]+\s*$")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 MB = 1024 * 1024
@@ -170,6 +171,21 @@ class Principal(Struct, forbid_unknown_fields=True, kw_only=True):
     operator: bool = False
 
 
+class ToolArgs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options.args]: arguments that callers need not give, or may not."""
+
+    defaults: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+
+
+class ToolOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options]: what becomes of a caller's arguments before the tool sees them."""
+
+    args: ToolArgs = msgspec.field(default_factory=ToolArgs)
+    envs: dict[str, Variable] = {}  # argument → the environment variable that its value is in
+    jina: dict[str, Any] = {}  # for a tool of [jina]
+
+
 class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     """[[tool]]: what people read about a tool, and the schema that its input has to fit."""
 
@@ -180,6 +196,7 @@ class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     tags: tuple[str, ...] | None = None
     examples: tuple[dict[str, Any], ...] | None = None
     schema: dict[str, Any] | None = None
+    options: ToolOptions | None = None
 
 
 class Http(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -215,6 +232,7 @@ class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tool: str
     author: str = ""  # of result cards; empty: tool.<target>
+    envs: dict[str, Variable] = {}  # argument → environment variable, stronger than what definitions of tools say
 
 
 class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -223,6 +241,17 @@ class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
     targets: dict[Name, str | UtpTarget] = {}  # target → the tool's name, or a table with more
     store: Literal["sqlite", "postgres"] = "sqlite"
     dsn: str = ""  # postgresql://…, or the SQLite file; empty: PG* variables, or a file in this user's state directory
+    manage: Literal["local", "operator"] = "local"  # who defines tools over HTTP: also callers on loopback, or not
+    variables: tuple[str, ...] = ("*",)  # globs: environment variables that definitions of tools may name
+
+
+class Jina(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[jina]: Jina's search and reader as tools; what each of them asks for stands in its options."""
+
+    tools: list[str] = []  # their names; none: no such tools
+    search: str = "https://s.jina.ai"  # whoever is asked in its place
+    reader: str = "https://r.jina.ai"
+    max: Positive = 8  # requests at once
 
 
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -239,6 +268,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     http: Http = msgspec.field(default_factory=Http)
     nats: Nats = msgspec.field(default_factory=Nats)
     utp: Utp = msgspec.field(default_factory=Utp)
+    jina: Jina = msgspec.field(default_factory=Jina)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
@@ -252,6 +282,7 @@ TABLES: dict[str, type[Struct]] = {
     "http": Http,
     "nats": Nats,
     "utp": Utp,
+    "jina": Jina,
 }
 
 # What Machina's users have in their environment, and which setting it is here.

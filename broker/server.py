@@ -25,7 +25,7 @@ from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.listener import MachinaFace
 from broker.jobs import Jobs
-from broker.manifest import advice, cards, described
+from broker.manifest import advice, cards, described, options
 from broker.model import Caller, Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
@@ -48,9 +48,11 @@ from broker.runtimes.program import private_directory, programs, remove_director
 from broker.runtimes.python.app import App
 from broker.runtimes.remote import Remote
 from broker.runtimes.serve import ServeRuntime
+from broker.secrets import Secrets
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
+from broker.utp import args
 
 if TYPE_CHECKING:
     from broker.faces.http.face import HttpFace
@@ -66,9 +68,12 @@ class Broker:
         self.log = log
         self.core = Core(loop, settings.limits)
         self.registry = Registry(settings.breaker, settings.lease.enforce, self.core.learn)
+        self.registry.use_options(options(settings))
+        self.secrets = Secrets(os.environ, settings.utp.variables)
+        log.hide = self.secrets.hide
         self.audit = Audit(settings.lease.audit or default_path(os.environ), log)
         self.door = Door(Tokens(tokens_path()), log)
-        self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
+        self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon, self.secrets)
         self.core.policy = self.dispatcher
         self.core.make_room = self._make_room
         self.core.waiting_bytes = lambda: sum(room.size for room in self.dispatcher.rooms)
@@ -168,6 +173,9 @@ class Broker:
         for tool in self.registry:
             if said := advice(tool.name):
                 self.log.warning("unusual name of a tool", aid=tool.name, advice=said)
+            for variable in args.read(tool.options).envs.values():
+                if self.secrets.get(variable) is None:
+                    self.log.warning("a tool's variable has no value", aid=tool.name, variable=variable)
         for card in self.settings.tool:
             if self.registry.get(card.name) is None:
                 self.log.warning("[[tool]] is about a tool that is not there", aid=card.name)
@@ -422,6 +430,7 @@ class Broker:
             for runtime in before.values():
                 self._retired.append(runtime)
                 runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
+            self.registry.use_options(options(settings))
             self._use_commands(settings)
             self._use_apps(settings)
             self.settings.toolhost = settings.toolhost

@@ -6,6 +6,7 @@ import contextlib
 import select
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import msgspec
@@ -21,6 +22,7 @@ class Log:
         self._least = LEVELS[level]
         self._terminal = self._stream.isatty()
         self._lost = 0
+        self.hide: Callable[[str], str] = str  # what must not be read in it
         self._poller: select.poll | None = None
         with contextlib.suppress(OSError, ValueError):  # a stream that is no file
             poller = select.poll()
@@ -43,7 +45,8 @@ class Log:
         if LEVELS[level] < self._least:
             return
         now = time.time()
-        fields = {key: value[:LONGEST] if isinstance(value, str) else value for key, value in fields.items()}
+        hide = self.hide
+        fields = {key: hide(value)[:LONGEST] if isinstance(value, str) else value for key, value in fields.items()}
         if self._terminal:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
             rest = "".join(f"  {key}={value}" for key, value in fields.items())
