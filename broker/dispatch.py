@@ -28,7 +28,6 @@ from broker.policy.schema import Schema
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.pool.verdicts import unquoted
 from broker.registry import Registry
-from broker.secrets import NONE as NO_SECRETS
 from broker.secrets import Secrets
 from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
 from broker.utp import args
@@ -47,7 +46,7 @@ class Dispatcher:
         settings: Config,
         audit: Audit,
         defer: Callable[[Callable[..., None], Session], object],
-        secrets: Secrets = NO_SECRETS,
+        secrets: Secrets,
     ) -> None:
         self.registry = registry
         self.defer = defer  # calls a function soon, but not now
@@ -128,7 +127,7 @@ class Dispatcher:
         return refusal
 
     def _unfit(self, schema: Schema, given: str) -> Refusal | None:
-        problem = schema.problem(given, self.secrets.hide)
+        problem = schema.problem(given, self.secrets.hidden.text)
         return Refusal(errors.BAD_REQUEST, problem) if problem else None
 
     def _complete(self, call: Call, options: dict[str, Any]) -> Refusal | None:
@@ -328,14 +327,14 @@ class Dispatcher:
     def failed(self, tool: Tool, kind: Kind, reason: str, now: float) -> None:
         """A crash, a timeout, a broken or oversize reply."""
         self.catch_up(tool)
-        reason = self.secrets.hide(reason)
+        reason = self.secrets.hidden.text(reason)
         self.noted(tool.name, kind.code, reason)
         if tool.breaker.failed(reason, now):
             self._tripped(tool, now)
 
     def noted(self, what: str, code: str, reason: str) -> None:
         """For whoever asks what went wrong of late."""
-        self.recent.add(what, code, unquoted(self.secrets.hide(reason)).removeprefix(f"{what}: "))
+        self.recent.add(what, code, unquoted(self.secrets.hidden.text(reason)).removeprefix(f"{what}: "))
 
     def catch_up(self, tool: Tool) -> None:
         """Plain calls are only counted, by threads or by the board, and told of when something else happens, or from

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker import config, errors
 from broker._native import lib
@@ -48,7 +48,7 @@ from broker.runtimes.program import private_directory, programs, remove_director
 from broker.runtimes.python.app import App
 from broker.runtimes.remote import Remote
 from broker.runtimes.serve import ServeRuntime
-from broker.secrets import Secrets
+from broker.secrets import Lent, Secrets
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
@@ -69,8 +69,8 @@ class Broker:
         self.core = Core(loop, settings.limits)
         self.registry = Registry(settings.breaker, settings.lease.enforce, self.core.learn)
         self.registry.use_options(options(settings))
-        self.secrets = Secrets(os.environ, settings.utp.variables)
-        log.hide = self.secrets.hide
+        self.secrets = Secrets(os.environ, log.hidden)
+        self.lent = Lent(self.secrets, settings.utp.variables)
         self.audit = Audit(settings.lease.audit or default_path(os.environ), log)
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon, self.secrets)
@@ -105,6 +105,7 @@ class Broker:
         self.cluster = Cluster(self, self.bus) if self.bus is not None else None
         if self.cluster is None:  # else no key is looked up without asking the others
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
+        self.utp: Any = None
         self._builtin: Builtin | None = None
         self._pumping = False
         self.jobs: Jobs | None = None

@@ -229,7 +229,7 @@ class Ticket:
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         now = time.monotonic()
         if self.call.secret:
-            lines = self._dispatcher.secrets.hide_line(lines)
+            lines = self._dispatcher.secrets.line(lines)
         self._outcome = lines
         if self._session is not None:
             self._leave(sessions.after_reply(self._slots, lines), now)
@@ -247,7 +247,7 @@ class Ticket:
 
     def tell(self, work: Work, members: bytes) -> None:
         if self.call.secret:
-            members = self._dispatcher.secrets.hide_line(b"{%b}" % members).rstrip()[1:-1]
+            members = self._dispatcher.secrets.line(b"{%b}" % members).rstrip()[1:-1]
         self._sink.tell(work, members)
 
     def repeat(self, work: Work, entry: Entry) -> None:
@@ -264,7 +264,7 @@ class Ticket:
             work.tool.runtime.submit(work, now)
             return
         if self.call.secret:
-            refusal = self._dispatcher.secrets.hide_refusal(refusal)
+            refusal = self._dispatcher.secrets.refusal(refusal)
         self._outcome = refusal
         if self._session is not None:
             self._leave(self._slots if refusal.ran else None, now)

@@ -159,8 +159,7 @@ class Embedded:
         self._private = private_directory()
         registry = Registry(settings.breaker, settings.lease.enforce)
         registry.use_options(options(settings))
-        secrets = Secrets(environ)
-        self._log.hide = secrets.hide
+        secrets = Secrets(environ, self._log.hidden)
         audit = Audit(settings.lease.audit or default_path(environ), self._log)
         self.dispatcher = Dispatcher(registry, settings, audit, lambda *later: self._deferred.append(later), secrets)
         self._shared.policy = self.dispatcher

@@ -6,10 +6,11 @@ import contextlib
 import select
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, TextIO
 
 import msgspec
+
+from broker.observe.hidden import Hidden
 
 LONGEST = 1000  # characters of one field: a pipe that can be written to has room for a few of them
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -22,7 +23,7 @@ class Log:
         self._least = LEVELS[level]
         self._terminal = self._stream.isatty()
         self._lost = 0
-        self.hide: Callable[[str], str] = str  # what must not be read in it
+        self.hidden = Hidden()
         self._poller: select.poll | None = None
         with contextlib.suppress(OSError, ValueError):  # a stream that is no file
             poller = select.poll()
@@ -45,8 +46,8 @@ class Log:
         if LEVELS[level] < self._least:
             return
         now = time.time()
-        hide = self.hide
-        fields = {key: hide(value)[:LONGEST] if isinstance(value, str) else value for key, value in fields.items()}
+        fields = self.hidden.value(fields)
+        fields = {key: value[:LONGEST] if isinstance(value, str) else value for key, value in fields.items()}
         if self._terminal:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
             rest = "".join(f"  {key}={value}" for key, value in fields.items())

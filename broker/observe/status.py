@@ -34,6 +34,11 @@ def tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 def report(broker: Broker) -> dict[str, Any]:
+    report: dict[str, Any] = broker.log.hidden.value(_report(broker))
+    return report
+
+
+def _report(broker: Broker) -> dict[str, Any]:
     now = time.monotonic()
     broker.dispatcher.catch_up_all()
     return {
@@ -59,6 +64,7 @@ def report(broker: Broker) -> dict[str, Any]:
         "queued_bytes": broker.core.queued_bytes + sum(room.size for room in broker.dispatcher.rooms),
         "draining": broker.dispatcher.draining,
         **({"cluster": broker.cluster.status()} if broker.cluster is not None else {}),
+        **({"utp": broker.utp.status()} if broker.utp is not None else {}),
         "paused": sorted(broker.pauses.names),
         "refused": dict(broker.dispatcher.refused),
         "recent": broker.dispatcher.recent.report(),

@@ -8,11 +8,15 @@ from broker.utp.model import Card, Report, ToolDefinition
 
 
 class StoreAway(Exception):
-    """The store does not answer; what was asked may be asked again."""
+    """The store does not answer, or not as it should; what was asked may be asked again."""
+
+
+class StoreRefused(Exception):
+    """The store does not take what it was given, and never will."""
 
 
 class ReportRefused(Exception):
-    """The report does not fit what has been written of its call: asking again changes nothing."""
+    """The report does not fit what has been written of its call; asking again changes nothing."""
 
 
 class Cards(Protocol):
@@ -42,21 +46,24 @@ class Reports(Protocol):
         """Inbox row and edges in one transaction; the same report again changes nothing. The recursion depth."""
 
 
+class Store(Protocol):
+    """Where all of them lie."""
+
+    @property
+    def place(self) -> str:
+        """For people: no password in it."""
+
+    async def open(self) -> None:
+        """Everything that is needed is there, else a ConfigError says what is missing; StoreAway: not yet."""
+
+    async def close(self) -> None: ...
+
+
 class Stores(NamedTuple):
     cards: Cards
     resources: Resources
     reports: Reports
     store: Store
 
-
-class Store(Protocol):
-    """Where all of them lie."""
-
-    place: str  # for people: no password in it
-
-    async def check(self) -> None:
-        """Everything that is needed is there; else a ConfigError that says what is missing."""
-
-    async def close(self) -> None: ...
-
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> dict[str, Any]:
+        return {"kind": type(self.store).__name__.lower(), "place": self.store.place}
