@@ -43,6 +43,7 @@ from broker.runtimes.commands import Commands
 from broker.runtimes.events.program import Program as EventProgram
 from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.events.tool import EventTool
+from broker.runtimes.jina import Jina
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
@@ -106,6 +107,7 @@ class Broker:
         if self.cluster is None:  # else no key is looked up without asking the others
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
         self.utp: Any = None
+        self.jina: Jina | None = None
         self._builtin: Builtin | None = None
         self._pumping = False
         self.jobs: Jobs | None = None
@@ -129,6 +131,7 @@ class Broker:
             self._add(runtime, spec, tools)
         self._use_commands(self.settings)
         self._use_apps(self.settings)
+        self._use_jina()
         if self.settings.http.listen:
             self._open_http()
         self._mind_names()
@@ -241,6 +244,13 @@ class Broker:
             app.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_apps = [app for app in (*self._old_apps, *old) if app.alive()]
 
+    def _use_jina(self) -> None:
+        settings = self.settings.jina
+        if settings.tools:
+            self.jina = Jina(settings, self.settings.limits, self.core, self.secrets, self.lent, self.log)
+            for info in described(self.jina.tools, cards(self.settings)):
+                self.registry.add(info, self.jina)
+
     def _tools_of(self, app: App, cards: dict[str, Card]) -> None:
         self.registry.replace(app, described(app.tools(), cards))
         for tool in self.registry.of(app):
@@ -287,8 +297,10 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
-    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote]:
+    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote | Jina]:
         yield from self.pools()
+        if self.jina is not None:
+            yield self.jina
         if self.cluster is not None and self.cluster.remote is not None:
             yield self.cluster.remote
         yield from (*self.commands, *self._old_commands)
@@ -302,6 +314,8 @@ class Broker:
             command.expire(now)
         for app in (*self.apps, *self._old_apps):
             app.expire(now)
+        if self.jina is not None:
+            self.jina.expire(now)
         self._old_apps = [app for app in self._old_apps if app.alive()]
         self.dispatcher.expire(now)
         self.face.expire(now)
@@ -391,6 +405,8 @@ class Broker:
         serving |= {tool: app.root for app in self.apps for tool in self.registry.of(app)}
         if self.cluster is not None and self.cluster.remote is not None:
             serving |= dict.fromkeys(self.registry.of(self.cluster.remote), "remote")
+        if self.jina is not None:
+            serving |= {tool: tool.name for tool in self.registry.of(self.jina)}
         return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
 
     def settle_pauses(self) -> None:
