@@ -22,6 +22,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Natural = Annotated[int, Meta(ge=0)]
 Variable = Annotated[str, Meta(pattern=r"^\s*[^\s=\0]+\s*$")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+UtpName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")]  # a token of a subject, and in a consumer's name
 
 MB = 1024 * 1024
 
@@ -232,17 +233,24 @@ class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tool: str
     author: str = ""  # of result cards; empty: tool.<target>
-    envs: dict[str, Variable] = {}  # argument → environment variable, stronger than what definitions of tools say
+    envs: dict[str, Variable] = {}  # argument → environment variable; stronger than the tool's own options.envs
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: the tool's own
+    max: Positive = 64  # commands in hand
 
 
 class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
     """[utp]: CommonGround's tool executor: commands from NATS, cards and reports in a store."""
 
-    targets: dict[Name, str | UtpTarget] = {}  # target → the tool's name, or a table with more
+    targets: dict[UtpName, str | UtpTarget] = {}  # target → the tool's name, or a table with more
     store: Literal["sqlite", "postgres"] = "sqlite"
     dsn: str = ""  # postgresql://…, or the SQLite file; empty: PG* variables, or a file in this user's state directory
+    lease_seconds: Annotated[float, Meta(ge=1)] = 15.0  # a broker that has not been heard of for so long has died
     manage: Literal["local", "operator"] = "local"  # who defines tools over HTTP: also callers on loopback, or not
     variables: tuple[str, ...] = ("*",)  # globs: environment variables that definitions of tools may name
+
+    def served(self) -> dict[str, UtpTarget]:
+        """A name alone stands for a table with nothing else in it."""
+        return {name: UtpTarget(tool=one) if isinstance(one, str) else one for name, one in self.targets.items()}
 
 
 class Jina(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -486,6 +494,8 @@ def _check(config: Config, path: Path | None) -> None:
         address(config.server.tcp, "server.tcp")
     if config.http.listen:
         address(config.http.listen, "http.listen")
+    if config.utp.targets and not config.nats.url:
+        raise ConfigError(f"{file}: [utp] targets get their commands from NATS: set nats.url (or --nats URL)")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
 

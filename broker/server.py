@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from broker import config, errors
 from broker._native import lib
@@ -57,6 +57,7 @@ from broker.utp import args
 
 if TYPE_CHECKING:
     from broker.faces.http.face import HttpFace
+    from broker.faces.utp.face import UtpFace
 
 RATE_SECONDS = 2.0
 REAP_SECONDS = 5.0  # for killed processes to be gone at the end
@@ -106,7 +107,7 @@ class Broker:
         self.cluster = Cluster(self, self.bus) if self.bus is not None else None
         if self.cluster is None:  # else no key is looked up without asking the others
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
-        self.utp: Any = None
+        self.utp: UtpFace | None = None
         self.jina: Jina | None = None
         self._builtin: Builtin | None = None
         self._pumping = False
@@ -134,6 +135,8 @@ class Broker:
         self._use_jina()
         if self.settings.http.listen:
             self._open_http()
+        if self.settings.utp.targets:
+            await self._open_utp()
         self._mind_names()
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
@@ -171,6 +174,16 @@ class Broker:
         self._builtin = Builtin(self.core, self.jobs, self.settings.limits.reply_bytes)
         for info in described(self._builtin.tools, cards(self.settings)):
             self.registry.add(info, self._builtin)
+
+    async def _open_utp(self) -> None:
+        """CommonGround's commands: its store is there, or is looked for."""
+        try:
+            from broker.faces.utp.face import UtpFace
+        except ImportError as error:
+            raise ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'") from None
+        assert self.bus is not None  # else the configuration would have been refused
+        self.utp = UtpFace(self, self.bus)
+        await self.utp.start()
 
     def _mind_names(self) -> None:
         """What is not as AutoSage's users expect, and what is said of tools that are not there."""
@@ -323,6 +336,8 @@ class Broker:
             self.http.expire(now)
         if self.cluster is not None:
             self.cluster.expire(now)
+        if self.utp is not None:
+            self.utp.expire(now)
         if self._state is not None:
             self._state.expire(now)
         since, before = self._rated
@@ -488,6 +503,8 @@ class Broker:
             self.http.stop_accepting()
         if self.cluster is not None:
             await self.cluster.stop_accepting()
+        if self.utp is not None:
+            await self.utp.stop_accepting()
         self.dispatcher.draining = True
         self.core.board.draining = True
         for runtime in self.runtimes:
@@ -511,6 +528,8 @@ class Broker:
         if self.http is not None:
             await self.http.close()
         self.face.close()
+        if self.utp is not None:
+            await self.utp.close()
         if self.bus is not None and self._joining is not None:
             self._joining.cancel()
             if self.cluster is not None:

@@ -7,7 +7,6 @@ have run, and is not run again. A broker that was cut off finds its key changed,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import time
@@ -149,7 +148,7 @@ class Keys:
                 return await self._bucket.update(name, value, found.revision, self._patience) or None
             return await self._reply(name, entry)
         if not self._members.gone(entry.owner):
-            await self._change(name, found.revision)
+            await self._bucket.changed(name, found.revision, LOOK_SECONDS, self._patience)
             return None
         if entry.state == "claimed":
             self._log.info("key taken over", owner=entry.owner, aid=entry.tool)
@@ -171,30 +170,6 @@ class Keys:
         if None in parts:
             return Refusal(errors.INTERNAL, "the reply that was kept under this key is gone").line(entry.tool)
         return b"".join(part.value for part in parts if part is not None)
-
-    async def _change(self, name: str, revision: int) -> None:
-        """Until it is another one, or it is time to look whether its broker is still there."""
-        from nats.errors import Error
-
-        heard = asyncio.Event()
-
-        async def hear(_: object) -> None:
-            heard.set()
-
-        try:
-            subscription = await self._bucket.hear(name, hear)
-        except (Error, OSError):
-            await asyncio.sleep(LOOK_SECONDS)
-            return
-        try:
-            found = await self._bucket.get(name, self._patience)
-            if found is not None and found.revision == revision:
-                await asyncio.wait_for(heard.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            pass
-        finally:
-            with contextlib.suppress(Error, OSError):
-                await subscription.unsubscribe()
 
     # --- a call runs, and ends ----------------------------------------------------------------------------------------
 

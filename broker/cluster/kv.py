@@ -7,6 +7,7 @@ and looks before it writes again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,11 +36,12 @@ class Found(NamedTuple):
 
 
 class Bucket:
-    def __init__(self, bus: Bus, name: str, seconds: float, replicas: int) -> None:
+    def __init__(self, bus: Bus, name: str, seconds: float, replicas: int, history: int = 1) -> None:
         self.name = name
         self._bus = bus
-        self._seconds = seconds  # that an entry lives, from its last change
+        self._seconds = seconds  # that an entry lives, from its last change; 0: for ever
         self._replicas = replicas
+        self._history = history  # values of a key that are kept
         self._kv: KeyValue | None = None
         self._opening = asyncio.Lock()
 
@@ -51,6 +53,30 @@ class Bucket:
     async def hear(self, key: str, listener: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """Changes of this entry, and attempts at them."""
         return await self._bus.client.subscribe(f"$KV.{self.name}.{key}", cb=listener)
+
+    async def changed(self, key: str, revision: int, seconds: float, patience: float) -> None:
+        """Waits until the entry is another one than this, or so long."""
+        from nats.errors import Error
+
+        heard = asyncio.Event()
+
+        async def hear(_: object) -> None:
+            heard.set()
+
+        try:
+            subscription = await self.hear(key, hear)
+        except (Error, OSError):
+            await asyncio.sleep(seconds)
+            return
+        try:
+            found = await self.get(key, patience)
+            if found is not None and found.revision == revision:
+                await asyncio.wait_for(heard.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(Error, OSError):
+                await subscription.unsubscribe()
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -155,7 +181,9 @@ class Bucket:
             if self._kv is not None:
                 return self._kv
             js = self._bus.client.jetstream(timeout=ASK_SECONDS)
-            config = KeyValueConfig(self.name, ttl=self._seconds, replicas=self._replicas)
+            config = KeyValueConfig(
+                self.name, history=self._history, ttl=self._seconds or None, replicas=self._replicas
+            )
             try:
                 self._kv = await js.create_key_value(config)
             except BadRequestError:  # it is there, made with other settings

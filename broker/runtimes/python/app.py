@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,18 @@ _encode = msgspec.json.Encoder().encode
 class _Error(msgspec.Struct):
     type: str
     message: str
+    code: str | None = None  # of an error that has one,
+    detail: Any = None  # and what it says beside that
+    http_status: Any = None
+    retryable: Any = None
+
+    def details(self) -> bytes:
+        """Its output_json."""
+        if self.code is None:
+            return b'"{}"'
+        more = {"detail": self.detail, "http_status": self.http_status, "retryable": self.retryable}
+        given = {name: value for name, value in more.items() if value is not None}
+        return _encode(_encode({"code": self.code, "message": self.message, **given}).decode())
 
 
 class _Line(msgspec.Struct):
@@ -206,8 +218,8 @@ class App(Waiting):
             outcome = b'"ok":true,"status":"OK","output_json":%b,"error":""' % _encode(heard.text.decode())
         else:
             error = msgspec.json.decode(heard.text, type=_Error)
-            words = _encode(error.message), _encode(error.type)
-            outcome = b'"ok":false,"status":"TOOL_ERROR","output_json":"{}","error":%b,"code":%b' % words
+            words = error.details(), _encode(error.message), _encode(error.type)
+            outcome = b'"ok":false,"status":"TOOL_ERROR","output_json":%b,"error":%b,"code":%b' % words
         line = b"{" + ids + outcome + UNCHANGED
         if len(line) > self._limits.reply_bytes + len(ids):
             return verdicts.oversize(aid, self._limits.reply_bytes)

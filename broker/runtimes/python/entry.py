@@ -14,6 +14,8 @@ import time
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
+DETAILS = ("code", "detail", "http_status", "retryable")  # attributes of an error that has a code
+
 SETTLED_SECONDS = 2.0  # bytecode remembers its source's age in whole seconds
 
 
@@ -32,12 +34,20 @@ class Outcome(NamedTuple):
         return f'{{"ok": {ok}, "{member}": {self.text}, "protocol_version": {json.dumps(self.version)}}}'
 
 
-def failed(error: BaseException, code: int = 0, version: Any = 1) -> Outcome:
+def failed(error: BaseException, code: int = 0, version: Any = 1, whole: bool = False) -> Outcome:
+    """`whole`: with what else the error says of itself, where it has a code."""
     try:
         words = str(error)
     except Exception as worse:  # it is the tool's own class
         words = f"its message cannot be had: {type(worse).__name__}"
-    return Outcome(False, json.dumps({"type": type(error).__name__, "message": words}), code, version)
+    said = {"type": type(error).__name__, "message": words}
+    text = json.dumps(said)
+    if whole and isinstance(getattr(error, "code", None), str):
+        try:
+            text = json.dumps({**said, **{name: getattr(error, name, None) for name in DETAILS}}, allow_nan=False)
+        except Exception:  # it is the tool's own, and need not be JSON
+            text = json.dumps({**said, "code": error.code})  # type: ignore[attr-defined]
+    return Outcome(False, text, code, version)
 
 
 def answer(request: str) -> Outcome | None:
@@ -57,8 +67,9 @@ def answer(request: str) -> Outcome | None:
     return call(entry, asked.get("payload", {}))._replace(version=version)
 
 
-def call(entry: str, payload: Any, within: str = "", nan: bool = True) -> Outcome:
-    """`within`: the app root outside of which nothing is run. sys.exit and the like are the caller's to see."""
+def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outcome:
+    """`within`: the app root outside of which nothing is run. `ours`: not for namel3ss' local protocol, which has NaN
+    and no details of errors. sys.exit and the like are the caller's to see."""
     module_name, _, name = entry.partition(":")
     try:
         if within:
@@ -71,11 +82,11 @@ def call(entry: str, payload: Any, within: str = "", nan: bool = True) -> Outcom
             raise PermissionError(f"{entry} is not defined in the app's own module")
         result = function(payload)
     except Exception as error:
-        return failed(error)
+        return failed(error, whole=ours)
     try:
-        return Outcome(True, json.dumps(result, default=_plain, allow_nan=nan), 0)
+        return Outcome(True, json.dumps(result, default=_plain, allow_nan=not ours), 0)
     except Exception as error:
-        if not nan and isinstance(error, ValueError) and "float" in str(error):
+        if ours and isinstance(error, ValueError) and "float" in str(error):
             error = ValueError("the result has a number that JSON does not know (NaN or Infinity)")
         return failed(error, 1)
 

@@ -163,7 +163,7 @@ def remember() -> None:
 def rehearse() -> None:
     """Does once, for nothing, what a call does: pages of memory that it writes to are ours before the call comes."""
     sys.path.insert(0, HERE)
-    entry.call("rehearsal:run", json.loads('{"a": [1, "b", null]}'), nan=False)
+    entry.call("rehearsal:run", json.loads('{"a": [1, "b", null]}'), ours=True)
     del sys.path[0], sys.modules["rehearsal"]
     sys.path_importer_cache.pop(HERE, None)
     is_installed(json)
@@ -237,7 +237,7 @@ def run(asked: Any, given: bytes) -> Any:
         payload = json.loads(given)
     except (ValueError, RecursionError) as error:
         return entry.failed(ValueError(f"the input cannot be read as JSON: {error}"))
-    return entry.call(asked["entry"], payload, root if asked["guarded"] else "", nan=False)
+    return entry.call(asked["entry"], payload, root if asked["guarded"] else "", ours=True)
 
 
 def receive(wire: socket.socket, size: int) -> bytes | None:

@@ -1,5 +1,5 @@
-"""The embedded store: one file of ours, with tables of CommonGround's shape. Its reports are rows in a table, for whoever
-reads it; no agent's worker does, so that they are no reports in the sense of L0."""
+"""The embedded store: one file of ours, with tables of CommonGround's shape. Its reports are rows in a table for
+whoever reads it. No agent's worker does, so that they are no reports in the sense of L0."""
 
 from __future__ import annotations
 
