@@ -19,7 +19,7 @@ from broker._native import lib
 from broker.assets import Assets
 from broker.bus import Bus
 from broker.cluster.cluster import Cluster
-from broker.config import Card, Config
+from broker.config import Card, Config, Utp
 from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
@@ -58,6 +58,7 @@ from broker.utp import args
 if TYPE_CHECKING:
     from broker.faces.http.face import HttpFace
     from broker.faces.utp.face import UtpFace
+    from broker.utp.management import Management
 
 RATE_SECONDS = 2.0
 REAP_SECONDS = 5.0  # for killed processes to be gone at the end
@@ -109,6 +110,7 @@ class Broker:
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
         self.utp: UtpFace | None = None
         self.jina: Jina | None = None
+        self.management: Management | None = None  # of CommonGround's definitions of tools
         self._builtin: Builtin | None = None
         self._pumping = False
         self.jobs: Jobs | None = None
@@ -137,6 +139,8 @@ class Broker:
             self._open_http()
         if self.settings.utp.targets:
             await self._open_utp()
+        elif self.settings.utp != Utp():
+            await self._open_management()
         self._mind_names()
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
@@ -179,11 +183,23 @@ class Broker:
         """CommonGround's commands: its store is there, or is looked for."""
         try:
             from broker.faces.utp.face import UtpFace
+            from broker.utp.management import Management
         except ImportError as error:
-            raise ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'") from None
+            raise _no_utp(error) from None
         assert self.bus is not None  # else the configuration would have been refused
         self.utp = UtpFace(self, self.bus)
         await self.utp.start()
+        self.management = Management(self.utp.stores, shared=True)
+
+    async def _open_management(self) -> None:
+        """A store, and nothing to execute: definitions of tools can be written all the same."""
+        try:
+            from broker.utp.management import Management
+            from broker.utp.stores import make_stores
+        except ImportError as error:
+            raise _no_utp(error) from None
+        self.management = Management(make_stores(self.settings.utp), shared=False)
+        await self.management.open()
 
     def _mind_names(self) -> None:
         """What is not as AutoSage's users expect, and what is said of tools that are not there."""
@@ -530,6 +546,8 @@ class Broker:
         self.face.close()
         if self.utp is not None:
             await self.utp.close()
+        if self.management is not None:
+            await self.management.close()
         if self.bus is not None and self._joining is not None:
             self._joining.cancel()
             if self.cluster is not None:
@@ -555,6 +573,10 @@ class Broker:
         deadline = time.monotonic() + 1.0
         while self.face.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
+
+
+def _no_utp(error: ImportError) -> ConfigError:
+    return ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'")
 
 
 def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:

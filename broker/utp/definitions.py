@@ -1,4 +1,4 @@
-"""Definitions of tools, as people write them in YAML: read, checked as CommonGround's management checks them, kept."""
+"""Definitions of tools, as people write them in YAML: read, and checked as CommonGround's management checks them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from broker.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, Kind
 from broker.utp.model import ToolDefinition
-from broker.utp.stores.base import Resources, StoreAway
 
 MOST_BYTES = 128 * 1024  # of a file
 MOST_WEIGHT = 1_000_000  # of what it says, with all its aliases written out; about as many characters of JSON
@@ -46,25 +44,9 @@ SCHEMAS = (
 class BadDefinition(Exception):
     """Why a definition is not taken; the words are for whoever has written it."""
 
-    def __init__(self, message: str, kind: Kind = BAD_REQUEST) -> None:
-        super().__init__(message)
-        self.kind = kind
 
-
-async def keep(resources: Resources, definition: ToolDefinition) -> None:
-    """Writes it, or over the one of that name, if there is such a project and the tool may be an external one."""
-    project = definition.project_id
-    try:
-        if not is_text(project) or not await resources.project_exists(project):
-            raise BadDefinition(f"project not found: {project}", NOT_FOUND)
-        _check_external(definition)
-        await resources.put_tool(definition)
-    except StoreAway as error:
-        raise BadDefinition(f"{error}; ask again", UNAVAILABLE) from None
-
-
-def _check_external(definition: ToolDefinition) -> None:
-    """As an agent's own tools are not."""
+def check_external(definition: ToolDefinition) -> None:
+    """It is not an agent's own tool."""
     subject = definition.target_subject or ""
     if definition.tool_name in RESERVED:
         raise BadDefinition(f"tool_name is reserved for internal tools: {definition.tool_name}")
@@ -94,7 +76,7 @@ def read(project_id: str, file: bytes) -> ToolDefinition:
         _text(said, "after_execution"),
         _object(said, "options"),
     )
-    weigh(msgspec.structs.asdict(definition))
+    weigh({name: value for name, value in msgspec.structs.asdict(definition).items() if name != "project_id"})
     _check_schema(definition.parameters, f"tool_yaml[{definition.tool_name}].parameters")
     return definition
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from broker import errors
 from broker.errors import Refusal
 from broker.faces.http.form import FORM, BadForm, file_of, is_form
 from broker.faces.http.request import Request, Response, answered
 from broker.utp import definitions
-from broker.utp.definitions import BadDefinition
-from broker.utp.model import ToolDefinition
 
 if TYPE_CHECKING:
     from broker.faces.http.app import App
     from broker.observe.log import Log
-    from broker.utp.stores.base import Resources
+    from broker.utp.management import Management
 
 PREFIX = "/projects/"
 PATH = re.compile(r"/projects/([^/]+)/tools")
 PART = "file"
 FORM_BYTES = definitions.MOST_BYTES + 16 * 1024
-# What its clients call it, where that is not our own word.
-CODES = {errors.FORBIDDEN: "auth_failed", errors.UNAVAILABLE: "upstream_unavailable"}
 OPERATORS_ONLY = (
     'definitions of tools are the operator\'s here (utp.manage = "operator"): Authorization: Bearer TOKEN of one, '
     "or `broker utp tool add FILE`"
@@ -37,8 +30,8 @@ NOT_OVER_THE_NET = (
 
 
 class Projects:
-    def __init__(self, resources: Resources, manage: str, loopback: bool, log: Log) -> None:
-        self._resources = resources
+    def __init__(self, management: Management, manage: str, loopback: bool, log: Log) -> None:
+        self._management = management
         self._open = manage == "local" and loopback  # to whoever may call
         self._closed = OPERATORS_ONLY if manage == "operator" else NOT_OVER_THE_NET
         self._log = log
@@ -59,22 +52,17 @@ class Projects:
             return _said(errors.TOO_LARGE, f"the form is over {FORM_BYTES} bytes; a definition is a few kilobytes")
         try:
             file = file_of(kind, body, PART) if is_form(kind) else None
-            if file is None:
-                return _missing()
-            definition = await asyncio.to_thread(definitions.read, path[1], file)
-            await definitions.keep(self._resources, definition)
         except BadForm as error:
             return _said(errors.BAD_REQUEST, f"the body is not {FORM}: {error}")
-        except BadDefinition as error:
-            return _said(error.kind, str(error))
+        if file is None:
+            return _missing()
+        definition = await self._management.add(path[1], file)
+        if isinstance(definition, Refusal):
+            return _said(definition.kind, definition.text)
         self._log.info(
             "tool defined", project=definition.project_id, tool=definition.tool_name, who=request.asker.principal
         )
-        return answered(shown(definition), 201)
-
-
-def shown(definition: ToolDefinition) -> dict[str, object]:
-    return msgspec.structs.asdict(definition)
+        return answered(definition, 201)
 
 
 def refused(response: Response, refusal: Refusal) -> Response:
@@ -83,7 +71,7 @@ def refused(response: Response, refusal: Refusal) -> Response:
 
 
 def _said(kind: errors.Kind, text: str) -> Response:
-    return answered({"detail": {"error_code": CODES.get(kind, kind.code), "error_message": text}}, kind.http)
+    return answered({"detail": {"error_code": kind.utp, "error_message": text}}, kind.http)
 
 
 def _missing() -> Response:
