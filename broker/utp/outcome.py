@@ -42,13 +42,13 @@ class Outcome(NamedTuple):
 
 def of_reply(said: Said, depth: int) -> Outcome:
     """A tool has run: its result, or its own error."""
-    output = said.output_json.encode(errors="replace")
+    output = storable(said.output_json.encode(errors="replace"))
     if not said.failed():
         if not output.strip():
             return Outcome("success", None)
         if not is_json(output, depth):
             return failed("internal_error", "the tool put out what is not JSON")
-        return Outcome("success", Raw(storable(output)))
+        return Outcome("success", Raw(output))
     put_out = parsed(output, depth)
     spoken = _spoken(put_out) or _spoken(parsed((said.error or "").encode(), depth))
     if spoken is not None:
@@ -136,7 +136,8 @@ def _members(one: dict[str, Any], code: str, message: str, detail: Any) -> dict[
 
 def parsed(text: bytes, depth: int) -> Any:
     """None where it is not JSON."""
-    return json.loads(storable(text)) if is_json(text, depth) else None
+    text = storable(text)
+    return json.loads(text) if is_json(text, depth) else None
 
 
 def storable(text: bytes) -> bytes:

@@ -189,7 +189,8 @@ class Project:
         return card
 
     def put_card(self, card: str, content: Any, metadata: Row, call: str) -> None:
-        row = {"card_id": card, "tenant_id": self.name, "tool_call_id": call, "content": content, "metadata": metadata}
+        said = {"content": json.dumps(content), "metadata": json.dumps(metadata)}
+        row = {"card_id": card, "tenant_id": self.name, "tool_call_id": call, **said}
         self.tables.insert("cards", row)
 
     def put_edge(self, call: str, depth: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,8 @@ def oracle(payload):
         os._exit(3)
     if do == "echo":
         return payload
+    if do == "nul":
+        return ["a\\0b", "\\ud800"]
     if do == "complain":
         raise RuntimeError(f"the key {payload['api_key']} is wrong")
     return payload.get("value")
@@ -73,20 +76,28 @@ class Stage:
         self.ledger = folder / "ledger"
         self._app = python_app(folder / "app", ORACLE, "oracles")
         self._brokers = Brokers(folder)
+        self.brokers: list[Served] = []
         self._project: Project | None = None
         self._client: Client | None = None
 
     def start(self, utp: str = "", *flags: str, env: dict[str, str] | None = None, **oracle: object) -> Served:
         """A broker; `utp` are more lines of [utp], `oracle` settings of the target."""
         about = ", ".join(["tool = 'oracle'", *(f"{name} = {value}" for name, value in oracle.items())])
-        targets = f"oracle = {{ {about} }}\nword_count = {{ tool = 'word_count', author = 'sys.tool.word_count' }}\n"
+        targets = f"""
+        oracle = {{ {about} }}
+        word_count = {{ tool = 'word_count', author = 'sys.tool.word_count' }}
+        impatient = {{ tool = 'oracle', timeout_seconds = 0.3 }}
+        nowhere = 'no_such_tool'
+        """
         config = (
             python_config(self._app, "oracle", "word_count", module="oracles")
             + f"[utp]\nstore = '{self.tables.kind}'\ndsn = '{self.tables.dsn}'\n{utp}\n[utp.targets]\n{targets}"
         )
-        return self._brokers.start(
+        broker = self._brokers.start(
             "--nats", self.nats.url, *flags, config=config, env={"LEDGER": str(self.ledger), **(env or {})}
         )
+        self.brokers.append(broker)
+        return broker
 
     def serving(self, broker: Served) -> Served:
         """It gets commands."""
@@ -99,6 +110,10 @@ class Stage:
             self._client = Client(self.nats.url)
             self._project = Project(self.tables, self._client)
         return self._project
+
+    def status(self) -> Any:
+        """What the first broker says of UTP."""
+        return self.brokers[0].status()["utp"]
 
     def runs(self, name: str) -> int:
         return self.ledger.read_text().split().count(name) if self.ledger.exists() else 0

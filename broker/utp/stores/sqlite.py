@@ -208,8 +208,7 @@ def _result_of(one: sqlite3.Connection, project_id: str, tool_call_id: str) -> C
 def _card(row: Any) -> Card | None:
     if row is None:
         return None
-    content = json.loads(row["content"]) if row["content"] else None
-    return Card(row["card_id"], row["tenant_id"], content, _object(row["metadata"]), row["tool_call_id"])
+    return Card(row["card_id"], row["tenant_id"], _said(row["content"]), _object(row["metadata"]), row["tool_call_id"])
 
 
 def _definition(row: Any) -> ToolDefinition:
@@ -217,5 +216,13 @@ def _definition(row: Any) -> ToolDefinition:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    said = json.loads(text) if text else None
+    said = _said(text)
     return said if isinstance(said, dict) else {}
+
+
+def _said(text: str | None) -> Any:
+    """Unlike Postgres, the file takes what is not JSON: that is as good as nothing."""
+    try:
+        return json.loads(text or "null")
+    except (ValueError, TypeError):
+        return None
