@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from broker.errors import ConfigError
+from broker.origin import origin
 
 Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -398,6 +399,11 @@ _LISTS: dict[str, type[Struct]] = {
     "tool": Card,
 }
 _SECTIONS: dict[str, type[Struct]] = {**TABLES, **_LISTS}
+_INNER: dict[str, type[Struct]] = {  # tables in tables
+    r"python\[.*\.tools\[.*": PythonTool,
+    r"tool\[.*\.options": ToolOptions,
+    r"tool\[.*\.options\.args": ToolArgs,
+}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
@@ -412,7 +418,8 @@ def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]
         unknown = re.search(r"unknown field `([^`]*)`", text)
         if unknown:
             section = place.split("[")[0]
-            kind = PythonTool if re.match(r"python\[.*\.tools\[", place) else _SECTIONS.get(section, Config)
+            inner = (kind for pattern, kind in _INNER.items() if re.fullmatch(pattern, place))
+            kind = next(inner, _SECTIONS.get(section, Config))
             inside = f"[{where.rstrip(',')}]" if where else "the top level"
             raise ConfigError(
                 f"{origin}: {inside} has no setting `{unknown.group(1)}`; {_alternatives(kind, unknown.group(1))}"
@@ -484,6 +491,7 @@ def _check(config: Config, path: Path | None) -> None:
                 raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
             named.add(one.name)
     _check_python(config, file, named)
+    _check_jina(config.jina, file, named)
     cards: set[str] = set()
     for card in config.tool:
         if not card.name or card.name in cards:
@@ -520,6 +528,18 @@ def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
             if tool.name in named:
                 raise ConfigError(f"{file}: two tools are called {tool.name}; give one of them another name")
             named.add(tool.name)
+
+
+def _check_jina(jina: Jina, file: Path | str, named: set[str]) -> None:
+    for setting, place in (("search", jina.search), ("reader", jina.reader)):
+        if origin(place) is None:
+            raise ConfigError(f"{file}: jina.{setting} = {place!r}: expected http(s)://HOST[:PORT], nothing else")
+    for name in jina.tools:
+        if not name or name.startswith("_"):
+            raise ConfigError(f"{file}: jina.tools: {name!r} is no name for a tool")
+        if name in named:
+            raise ConfigError(f"{file}: two tools are called {name}; give one of them another name")
+        named.add(name)
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

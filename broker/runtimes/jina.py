@@ -8,13 +8,13 @@ import time
 
 import msgspec
 
-from broker import errors, origin
+from broker import errors
 from broker.config import Jina as Settings
 from broker.config import Limits
-from broker.errors import ConfigError, Refusal
+from broker.errors import Refusal
 from broker.model import ToolInfo, Work
 from broker.observe.log import Log
-from broker.origin import Origin
+from broker.origin import Origin, origin
 from broker.pool import verdicts
 from broker.pool.core import Core
 from broker.runtimes.builtin import UNCHANGED
@@ -35,13 +35,8 @@ def describe(name: str) -> ToolInfo:
 
 
 def places(settings: Settings) -> dict[str, Origin]:
-    found = {}
-    for mode, address in ((jina.SEARCH, settings.search), (jina.READER, settings.reader)):
-        place = origin.origin(address)
-        if place is None:
-            raise ConfigError(f"jina.{mode} = {address!r}: expected http(s)://HOST[:PORT], nothing else")
-        found[mode] = place
-    return found
+    said = {jina.SEARCH: origin(settings.search), jina.READER: origin(settings.reader)}
+    return {mode: place for mode, place in said.items() if place is not None}  # the configuration has been checked
 
 
 class Flight:
