@@ -16,6 +16,7 @@ from broker.utp.model import Status
 from broker.wire import is_json
 
 SOURCE = "tool"
+MAY_HAVE_RUN = "may have run"
 CLASSES = {  # exceptions of Python tools: CommonGround's own, and those that it takes for them
     "BadRequestError": "bad_request",
     "ProtocolViolationError": "bad_request",
@@ -64,7 +65,10 @@ def of_refusal(refusal: Refusal, depth: int) -> Outcome:
     retryable = True if kind.retry and not refusal.ran else None
     status: Status = "timeout" if kind is errors.TIMEOUT else "failed"
     output = str(refusal.extra.get("output_json", ""))
-    error = _error(code, refusal.text, retryable=retryable)
+    text = refusal.text
+    if refusal.ran and MAY_HAVE_RUN not in text:
+        text = f"{text}; it {MAY_HAVE_RUN}"
+    error = _error(code, text, retryable=retryable)
     return _failed(error, status, parsed(output.encode(errors="replace"), depth))
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.api import ConsumerConfig
 
+from broker.utp.stores.sqlite import SQLite as EmbeddedStore
 from tests.conftest import Brokers, Served
-from tests.support.commonground import Postgres, Project, SQLite, Tables
+from tests.support.commonground import COMMANDS, Postgres, Project, SQLite, Tables
 from tests.support.nats import Client, NatsServer
 from tests.support.postgres import PostgresServer
 from tests.support.python_app import python_app, python_config
@@ -71,6 +77,7 @@ class Stage:
 
     def __init__(self, folder: Path, nats: NatsServer, tables: Tables) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.nats = nats
         self.tables = tables
         self.ledger = folder / "ledger"
@@ -80,8 +87,22 @@ class Stage:
         self._project: Project | None = None
         self._client: Client | None = None
 
-    def start(self, utp: str = "", *flags: str, env: dict[str, str] | None = None, **oracle: object) -> Served:
+    def start(
+        self,
+        utp: str = "",
+        *flags: str,
+        config: str = "",
+        env: dict[str, str] | None = None,
+        **oracle: object,
+    ) -> Served:
         """A broker; `utp` are more lines of [utp], `oracle` settings of the target."""
+        flags = ("--nats", self.nats.url, *flags)
+        config = f"{config}\n{self.config(utp, **oracle)}"
+        broker = self._brokers.start(*flags, config=config, env={"LEDGER": str(self.ledger), **(env or {})})
+        self.brokers.append(broker)
+        return broker
+
+    def config(self, utp: str = "", **oracle: object) -> str:
         about = ", ".join(["tool = 'oracle'", *(f"{name} = {value}" for name, value in oracle.items())])
         targets = f"""
         oracle = {{ {about} }}
@@ -89,15 +110,21 @@ class Stage:
         impatient = {{ tool = 'oracle', timeout_seconds = 0.3 }}
         nowhere = 'no_such_tool'
         """
-        config = (
-            python_config(self._app, "oracle", "word_count", module="oracles")
-            + f"[utp]\nstore = '{self.tables.kind}'\ndsn = '{self.tables.dsn}'\n{utp}\n[utp.targets]\n{targets}"
+        store = f"[utp]\nstore = '{self.tables.kind}'\ndsn = '{self.tables.dsn}'\n{utp}\n[utp.targets]\n{targets}"
+        return python_config(self._app, "oracle", "word_count", module="oracles") + store
+
+    def refused(self, *flags: str, env: dict[str, str] | None = None) -> str:
+        """A start that comes to nothing: why not."""
+        file = self._folder / "refused.toml"
+        file.write_text(self.config())
+        command = [sys.executable, "-m", "broker", "serve", "--socket", str(self._folder / "r.sock"), *flags]
+        environment = {"HOME": str(self._folder), "PATH": os.environ["PATH"], **(env or {})}
+        done = subprocess.run(
+            [*command, "--config", str(file)], capture_output=True, text=True, timeout=30, env=environment, check=False
         )
-        broker = self._brokers.start(
-            "--nats", self.nats.url, *flags, config=config, env={"LEDGER": str(self.ledger), **(env or {})}
-        )
-        self.brokers.append(broker)
-        return broker
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
 
     def serving(self, broker: Served) -> Served:
         """It gets commands."""
@@ -107,9 +134,21 @@ class Stage:
     @property
     def project(self) -> Project:
         if self._project is None:
+            if isinstance(self.tables, SQLite):
+                asyncio.run(make_tables(self.tables.dsn))
             self._client = Client(self.nats.url)
             self._project = Project(self.tables, self._client)
         return self._project
+
+    def consumer(self, ack_wait: float, **settings: Any) -> None:
+        """Made beforehand, with less patience than ours has."""
+        js = self.project.client.nats.jetstream()
+        run = self.project.client.run
+        run(js.add_stream(name=COMMANDS, subjects=["cg.v1r3.*.*.cmd.*.*.>"], max_age=86400))
+        about = {"ack_wait": ack_wait, "ack_policy": "explicit", "max_deliver": 3, **settings}
+        subject = "cg.v1r3.*.*.cmd.tool.oracle.*"
+        config = ConsumerConfig(durable_name="tool_oracle_cmd_v1r3", filter_subject=subject, **about)
+        run(js.add_consumer(COMMANDS, config))
 
     def status(self) -> Any:
         """What the first broker says of UTP."""
@@ -129,6 +168,13 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer().start()
     yield server
     server.remove()
+
+
+async def make_tables(file: str) -> None:
+    """As a broker would, so that a call may be written down before there is one."""
+    store = EmbeddedStore(Path(file))
+    await store.open()
+    await store.close()
 
 
 _databases = 0
@@ -156,6 +202,14 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         made.serving(made.start())
         yield made
         made.end()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that may be killed."""
+    server = PostgresServer().start()
+    yield server
+    server.remove()
 
 
 @pytest.fixture

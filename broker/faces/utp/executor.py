@@ -70,6 +70,9 @@ class Executor:
         except Nameless as error:
             self._face.bury(target, hand, f"nobody can be told of it: {error}")
             await hand.end()
+        except StoreRefused as error:
+            self._face.bury(target, hand, str(error))
+            await hand.end()
         except (NotRun, asyncio.CancelledError):
             await hand.give_back()
         except Exception as error:  # ours, or a store's that will not take it: it may be better elsewhere, or later

@@ -56,22 +56,19 @@ class Postgres:
 
     async def open(self) -> None:
         if self._pool is None:
-            try:
-                self._pool = await asyncpg.create_pool(
-                    self._dsn or None,
-                    min_size=1,
-                    max_size=CONNECTIONS,
-                    timeout=CONNECT_SECONDS,
-                    command_timeout=ANSWER_SECONDS,
-                    server_settings={"application_name": "toolhost-broker"},
-                )
-            except (ValueError, asyncpg.InterfaceError) as error:  # ClientConfigurationError is both
-                raise ConfigError(f"utp.dsn cannot be used: {error}") from None
-            except (asyncpg.PostgresError, OSError, TimeoutError) as error:
-                raise _trouble(error) from None
-        found = await self._do(
-            lambda one: one.fetch("SELECT name FROM unnest($1::text[]) name WHERE to_regclass(name) IS NULL", TABLES)
-        )
+            self._pool = await asyncpg.create_pool(
+                self._dsn or None,
+                min_size=0,  # none is kept that nobody needs: one that is lost is not missed, either
+                max_size=CONNECTIONS,
+                timeout=CONNECT_SECONDS,
+                command_timeout=ANSWER_SECONDS,
+                server_settings={"application_name": "toolhost-broker"},
+            )
+        query = "SELECT name FROM unnest($1::text[]) name WHERE to_regclass(name) IS NULL"
+        try:
+            found = await self._do(lambda one: one.fetch(query, TABLES))
+        except StoreRefused as error:
+            raise ConfigError(f"utp.dsn cannot be used: {error}") from None
         missing = ", ".join(row["name"] for row in found)
         if missing:
             raise ConfigError(
