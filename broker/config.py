@@ -16,10 +16,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from broker.errors import ConfigError
+from broker.origin import origin
 
 Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Natural = Annotated[int, Meta(ge=0)]
+Variable = Annotated[str, Meta(pattern=r"^\s*[^\s=\0]+\s*$")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 UtpName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")]  # a token of a subject, and in a consumer's name
 
@@ -171,6 +173,21 @@ class Principal(Struct, forbid_unknown_fields=True, kw_only=True):
     operator: bool = False
 
 
+class ToolArgs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options.args]: arguments that callers need not give, or may not."""
+
+    defaults: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+
+
+class ToolOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options]: what becomes of a caller's arguments before the tool sees them."""
+
+    args: ToolArgs = msgspec.field(default_factory=ToolArgs)
+    envs: dict[str, Variable] = {}  # argument → the environment variable that its value is in
+    jina: dict[str, Any] = {}  # for a tool of [jina]
+
+
 class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     """[[tool]]: what people read about a tool, and the schema that its input has to fit."""
 
@@ -181,6 +198,7 @@ class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     tags: tuple[str, ...] | None = None
     examples: tuple[dict[str, Any], ...] | None = None
     schema: dict[str, Any] | None = None
+    options: ToolOptions | None = None
 
 
 class Http(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -216,7 +234,7 @@ class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tool: str
     author: str = ""  # of result cards; empty: tool.<target>
-    envs: dict[str, str] = {}  # argument → environment variable; stronger than the tool's own options.envs
+    envs: dict[str, Variable] = {}  # argument → environment variable; stronger than the tool's own options.envs
     timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: the tool's own
     max: Positive = 64  # commands in hand
 
@@ -228,10 +246,21 @@ class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
     store: Literal["sqlite", "postgres"] = "sqlite"
     dsn: str = ""  # postgresql://…, or the SQLite file; empty: PG* variables, or a file in this user's state directory
     lease_seconds: Annotated[float, Meta(ge=1)] = 15.0  # a broker that has not been heard of for so long has died
+    manage: Literal["local", "operator"] = "local"  # who defines tools over HTTP: also callers on loopback, or not
+    variables: tuple[str, ...] = ("*",)  # globs: environment variables that definitions of tools may name
 
     def served(self) -> dict[str, UtpTarget]:
         """A name alone stands for a table with nothing else in it."""
         return {name: UtpTarget(tool=one) if isinstance(one, str) else one for name, one in self.targets.items()}
+
+
+class Jina(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[jina]: Jina's search and reader as tools; what each of them asks for stands in its options."""
+
+    tools: list[str] = []  # their names; none: no such tools
+    search: str = "https://s.jina.ai"  # whoever is asked in its place
+    reader: str = "https://r.jina.ai"
+    max: Positive = 8  # requests at once
 
 
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -248,6 +277,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     http: Http = msgspec.field(default_factory=Http)
     nats: Nats = msgspec.field(default_factory=Nats)
     utp: Utp = msgspec.field(default_factory=Utp)
+    jina: Jina = msgspec.field(default_factory=Jina)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
@@ -261,6 +291,7 @@ TABLES: dict[str, type[Struct]] = {
     "http": Http,
     "nats": Nats,
     "utp": Utp,
+    "jina": Jina,
 }
 
 # What Machina's users have in their environment, and which setting it is here.
@@ -368,6 +399,11 @@ _LISTS: dict[str, type[Struct]] = {
     "tool": Card,
 }
 _SECTIONS: dict[str, type[Struct]] = {**TABLES, **_LISTS}
+_INNER: dict[str, type[Struct]] = {  # tables in tables
+    r"python\[.*\.tools\[.*": PythonTool,
+    r"tool\[.*\.options": ToolOptions,
+    r"tool\[.*\.options\.args": ToolArgs,
+}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
@@ -382,7 +418,8 @@ def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]
         unknown = re.search(r"unknown field `([^`]*)`", text)
         if unknown:
             section = place.split("[")[0]
-            kind = PythonTool if re.match(r"python\[.*\.tools\[", place) else _SECTIONS.get(section, Config)
+            inner = (kind for pattern, kind in _INNER.items() if re.fullmatch(pattern, place))
+            kind = next(inner, _SECTIONS.get(section, Config))
             inside = f"[{where.rstrip(',')}]" if where else "the top level"
             raise ConfigError(
                 f"{origin}: {inside} has no setting `{unknown.group(1)}`; {_alternatives(kind, unknown.group(1))}"
@@ -454,6 +491,7 @@ def _check(config: Config, path: Path | None) -> None:
                 raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
             named.add(one.name)
     _check_python(config, file, named)
+    _check_jina(config.jina, file, named)
     cards: set[str] = set()
     for card in config.tool:
         if not card.name or card.name in cards:
@@ -490,6 +528,18 @@ def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
             if tool.name in named:
                 raise ConfigError(f"{file}: two tools are called {tool.name}; give one of them another name")
             named.add(tool.name)
+
+
+def _check_jina(jina: Jina, file: Path | str, named: set[str]) -> None:
+    for setting, place in (("search", jina.search), ("reader", jina.reader)):
+        if origin(place) is None:
+            raise ConfigError(f"{file}: jina.{setting} = {place!r}: expected http(s)://HOST[:PORT], nothing else")
+    for name in jina.tools:
+        if not name or name.startswith("_"):
+            raise ConfigError(f"{file}: jina.tools: {name!r} is no name for a tool")
+        if name in named:
+            raise ConfigError(f"{file}: two tools are called {name}; give one of them another name")
+        named.add(name)
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

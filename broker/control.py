@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from broker.server import Broker
 
 Answer = dict[str, Any] | Refusal
+NO_UTP = Refusal(errors.NOT_FOUND, "this broker keeps no definitions of tools: [utp] in broker.toml says where")
 
 
 class Asker(Named, Protocol):
@@ -47,6 +48,16 @@ class _Session(Struct):
     session: str = ""
 
 
+class _Definition(Struct):
+    project: str = ""
+    file: str = ""  # what it says
+    make_project: bool = False
+
+
+class _Project(Struct):
+    project: str = ""
+
+
 class _Auth(Struct):
     token: str = ""
 
@@ -70,6 +81,8 @@ class Control:
             "_breaker.reset": self._breaker_reset,
             "_pause": self._pause,
             "_resume": self._resume,
+            "_utp.tool.add": self._utp_tool_add,
+            "_utp.tool.list": self._utp_tool_list,
         }
 
     async def __call__(self, asker: Asker, aid: str, line: bytes) -> Answer:
@@ -220,6 +233,25 @@ class Control:
             return Refusal(errors.NOT_FOUND, wrong)
         self._broker.log.info(done, name=name, who=asker.principal)
         return {"paused": sorted(self._broker.pauses.names)}
+
+    # --- CommonGround's definitions of tools -----------------------------------------------------------------------
+
+    async def _utp_tool_add(self, asker: Asker, line: bytes) -> Answer:
+        asked = msgspec.json.decode(line, type=_Definition)
+        if self._broker.management is None:
+            return NO_UTP
+        found = await self._broker.management.add(asked.project, asked.file.encode(), asked.make_project)
+        if isinstance(found, Refusal):
+            return found
+        self._broker.log.info("tool defined", project=found.project_id, tool=found.tool_name, who=asker.principal)
+        return {"tool": msgspec.to_builtins(found)}
+
+    async def _utp_tool_list(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        asked = msgspec.json.decode(line, type=_Project)
+        if self._broker.management is None:
+            return NO_UTP
+        found = await self._broker.management.tools(asked.project)
+        return found if isinstance(found, Refusal) else {"tools": msgspec.to_builtins(found)}
 
 
 def session_key(asker: Asker, name: str) -> Hashable:

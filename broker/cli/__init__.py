@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         status,
         token,
         tools,
+        utp,
         where,
     )
 
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         pause,
         resume,
         reload,
+        utp,
         bench,
         where,
         python_tool,

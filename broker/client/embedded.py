@@ -24,7 +24,7 @@ from broker.client.request import encode, input_text
 from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
-from broker.manifest import cards, described
+from broker.manifest import cards, described, options
 from broker.model import Tool, Work
 from broker.observe.audit import Audit, default_path
 from broker.observe.log import Log
@@ -39,6 +39,7 @@ from broker.runtimes.events.program import Program
 from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
+from broker.secrets import Secrets
 from broker.ticket import Call, Ticket
 
 CLOSED = Refusal(errors.DRAINING, "this Embedded has been closed")
@@ -157,8 +158,10 @@ class Embedded:
         self._next_look = 0.0
         self._private = private_directory()
         registry = Registry(settings.breaker, settings.lease.enforce)
+        registry.use_options(options(settings))
+        secrets = Secrets(environ, self._log.hidden)
         audit = Audit(settings.lease.audit or default_path(environ), self._log)
-        self.dispatcher = Dispatcher(registry, settings, audit, lambda *later: self._deferred.append(later))
+        self.dispatcher = Dispatcher(registry, settings, audit, lambda *later: self._deferred.append(later), secrets)
         self._shared.policy = self.dispatcher
         self.runtimes: list[Threads] = []
         self._events: list[EventCalls] = []

@@ -78,6 +78,8 @@ class Asked(NamedTuple):
     request: str = ""
     listener: Listener | None = None
     proof: str = ""  # that another broker of the cluster has taken the lease for this call
+    options: dict[str, Any] | None = None  # of the tool, for this call
+    secret: bool = False  # values of variables are in its input: its answer must not show them
 
 
 class Listener(Protocol):
@@ -248,7 +250,7 @@ class Caller:
         dispatcher = self._broker.dispatcher
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
-        call.proof = asked.proof
+        call.proof, call.options, call.secret = asked.proof, asked.options, asked.secret
         call.request, call.stream, caller.listener = asked.request, asked.listener is not None, asked.listener
         if asked.session:
             call.session = (caller.principal, asked.session)

@@ -5,10 +5,11 @@ A malformed part of the options is as good as absent: who wrote them is not the 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from broker.utp.model import ToolDefinition
 
@@ -132,7 +133,7 @@ def rendered(value: Any, context: Mapping[str, Any]) -> Any:
 def visible(parameters: Any, options: Any) -> dict[str, Any]:
     """The schema of a tool's arguments without those that no model sets, and with the defaults of the others."""
     rules = read(options)
-    schema: dict[str, Any] = copy.deepcopy(_object(parameters)) or {"type": "object", "properties": {}}
+    schema: dict[str, Any] = msgspec.to_builtins(_object(parameters)) or {"type": "object", "properties": {}}
     properties = schema.get("properties")
     if isinstance(properties, dict):
         for name in rules.hidden:
@@ -140,7 +141,7 @@ def visible(parameters: Any, options: Any) -> dict[str, Any]:
         for name, value in rules.defaults.items():
             shown = properties.get(name)
             if name not in rules.hidden and isinstance(shown, dict):
-                shown.setdefault("default", copy.deepcopy(value))
+                shown.setdefault("default", msgspec.to_builtins(value))
     required = schema.get("required")
     if isinstance(required, list):
         schema["required"] = [name for name in required if not isinstance(name, str) or name not in rules.hidden]

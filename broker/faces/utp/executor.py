@@ -7,10 +7,9 @@ as it takes; NATS hears meanwhile that the command is being worked on.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,10 +35,17 @@ T = TypeVar("T")
 
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # before one asks again; then the last one
 AGAIN_SECONDS = 5.0  # before a command that we could not handle comes again
-OURS = ("BROKER_", "PG")  # variables that are never lent: our own passwords are among them
 GONE = "the executor that ran this call is gone; it may have run, and is not run again"
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Given(NamedTuple):
+    """What a tool gets."""
+
+    text: str
+    options: dict[str, Any]  # of the definition
+    secret: bool  # values of variables are in it
 
 
 class NotRun(Exception):
@@ -122,7 +128,7 @@ class Executor:
         return callback
 
     async def _led(
-        self, target: Target, hand: Hand, command: Command, call: Card | None, given: str | Outcome
+        self, target: Target, hand: Hand, command: Command, call: Card | None, given: Given | Outcome
     ) -> Callback:
         """The call is ours."""
         claim = hand.claim
@@ -147,7 +153,7 @@ class Executor:
         found = await self._steadily(lambda: self._stores.cards.result_of(command.project_id, command.tool_call_id))
         return result.callback(command, call, found) if found is not None else None
 
-    async def _given(self, target: Target, command: Command, call: Card | None) -> str | Outcome:
+    async def _given(self, target: Target, command: Command, call: Card | None) -> Given | Outcome:
         """The tool's input, or why there is none."""
         if call is None:
             return outcome.failed("not_found", f"tool_call_card_id not found: {command.tool_call_card_id}")
@@ -161,20 +167,14 @@ class Executor:
         name = command.tool_name or ""
         definition = await self._steadily(lambda: self._stores.resources.tool(command.project_id, name))
         options = definition.options if definition is not None else {}
+        envs = args.read(options, target.settings.envs).envs
         try:
-            complete = args.executor_arguments(arguments, options, self, target.settings.envs)
+            complete = args.with_values(arguments, envs, self._broker.lent)
         except args.NoValue as error:
             return outcome.failed("internal_error", str(error))
-        return _encode(complete).decode()
+        return Given(_encode(complete).decode(), options, bool(envs))
 
-    def get(self, variable: str, /) -> str | None:
-        """The value of a variable, for a tool's input: from now on nobody writes it down."""
-        value = None if variable.startswith(OURS) else os.environ.get(variable)
-        if value:
-            self._broker.log.hidden.add(value)
-        return value
-
-    async def _run(self, target: Target, command: Command, given: str) -> bytes | Refusal:
+    async def _run(self, target: Target, command: Command, given: Given) -> bytes | Refusal:
         tool = self._broker.registry.get(target.settings.tool)
         if tool is None:
             return Refusal(errors.NOT_FOUND, f"tool not found: {target.settings.tool} (utp.targets.{target.name})")
@@ -188,7 +188,8 @@ class Executor:
             if not answer.done():
                 answer.set_result(said)
 
-        running = self._caller.begin(tool, given, asker, tell, Asked(milliseconds, request=command.tool_call_id))
+        asked = Asked(milliseconds, request=command.tool_call_id, options=given.options, secret=given.secret)
+        running = self._caller.begin(tool, given.text, asker, tell, asked)
         try:
             return await answer
         except asyncio.CancelledError:

@@ -37,6 +37,12 @@ class Resources(Protocol):
     async def put_tool(self, definition: ToolDefinition) -> None:
         """Writes it, or over the one of that name."""
 
+    async def tools(self, project_id: str) -> list[ToolDefinition]:
+        """All of a project's, by name."""
+
+    async def make_project(self, project_id: str) -> None:
+        """Where projects are ours to make; else StoreRefused."""
+
     async def worker_target(self, project_id: str, agent_id: str) -> str | None:
         """Who works for the agent now; None: it is not in the roster."""
 

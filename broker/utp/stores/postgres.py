@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 T = TypeVar("T")
+logging.getLogger("asyncpg").addHandler(logging.NullHandler())  # it writes where we do not, what we say, too
+logging.getLogger("asyncpg").propagate = False
 
 TABLES = (
     "cards",
@@ -33,6 +36,11 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 _encode = msgspec.json.Encoder().encode
 _CARD = "SELECT card_id, tenant_id, content::text, metadata::text, tool_call_id FROM cards WHERE tenant_id = $1"
+
+_TOOL = (
+    "SELECT project_id, tool_name, description, parameters::text, target_subject, after_execution, options::text"
+    " FROM resource.tools WHERE project_id = $1"
+)
 
 
 class Postgres:
@@ -110,15 +118,15 @@ class Postgres:
         return bool(await self._do(lambda one: one.fetchval(query, project_id)))
 
     async def tool(self, project_id: str, tool_name: str) -> ToolDefinition | None:
-        query = (
-            "SELECT project_id, tool_name, description, parameters::text, target_subject, after_execution,"
-            " options::text FROM resource.tools WHERE project_id = $1 AND tool_name = $2"
-        )
-        row = await self._do(lambda one: one.fetchrow(query, project_id, tool_name))
-        if row is None:
-            return None
-        about = dict(row) | {"parameters": _object(row["parameters"]), "options": _object(row["options"])}
-        return ToolDefinition(**about)
+        row = await self._do(lambda one: one.fetchrow(f"{_TOOL} AND tool_name = $2", project_id, tool_name))
+        return _definition(row) if row is not None else None
+
+    async def tools(self, project_id: str) -> list[ToolDefinition]:
+        found = await self._do(lambda one: one.fetch(f"{_TOOL} ORDER BY tool_name", project_id))
+        return [_definition(row) for row in found]
+
+    async def make_project(self, project_id: str) -> None:
+        raise StoreRefused(f"{project_id}: projects are made by CommonGround's own management (POST /projects)")
 
     async def put_tool(self, definition: ToolDefinition) -> None:
         query = (
@@ -206,6 +214,10 @@ def _card(row: Any) -> Card | None:
         return None
     content = json.loads(row["content"]) if row["content"] else None
     return Card(row["card_id"], row["tenant_id"], content, _object(row["metadata"]), row["tool_call_id"])
+
+
+def _definition(row: Any) -> ToolDefinition:
+    return ToolDefinition(**dict(row) | {name: _object(row[name]) for name in ("parameters", "options")})
 
 
 def _object(text: str | None) -> dict[str, Any]:

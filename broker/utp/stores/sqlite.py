@@ -125,10 +125,15 @@ class SQLite:
     async def tool(self, project_id: str, tool_name: str) -> ToolDefinition | None:
         query = f"SELECT {', '.join(_TOOL)} FROM tools WHERE project_id = ? AND tool_name = ?"
         row = await self._do(lambda one: one.execute(query, (project_id, tool_name)).fetchone())
-        if row is None:
-            return None
-        about = dict(row) | {"parameters": _object(row["parameters"]), "options": _object(row["options"])}
-        return ToolDefinition(**about)
+        return _definition(row) if row is not None else None
+
+    async def tools(self, project_id: str) -> list[ToolDefinition]:
+        query = f"SELECT {', '.join(_TOOL)} FROM tools WHERE project_id = ? ORDER BY tool_name"
+        return [_definition(row) for row in await self._do(lambda one: one.execute(query, (project_id,)).fetchall())]
+
+    async def make_project(self, project_id: str) -> None:
+        query = "INSERT OR IGNORE INTO projects (project_id, title) VALUES (?, ?)"
+        await self._do(lambda one: one.execute(query, (project_id, project_id)) and None, write=True)
 
     async def put_tool(self, definition: ToolDefinition) -> None:
         values = msgspec.to_builtins(definition)
@@ -204,6 +209,10 @@ def _card(row: Any) -> Card | None:
     if row is None:
         return None
     return Card(row["card_id"], row["tenant_id"], _said(row["content"]), _object(row["metadata"]), row["tool_call_id"])
+
+
+def _definition(row: Any) -> ToolDefinition:
+    return ToolDefinition(**dict(row) | {name: _object(row[name]) for name in ("parameters", "options")})
 
 
 def _object(text: str | None) -> dict[str, Any]:
