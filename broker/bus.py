@@ -115,7 +115,7 @@ class Bus:
 
     async def stop(self) -> None:
         self._stopping = True
-        with contextlib.suppress(*self._troubles):
+        with contextlib.suppress(*self._troubles, RuntimeError):  # uvloop's, of a transport that has just broken
             await self.client.close()
 
     async def _connected(self) -> None:

@@ -100,7 +100,7 @@ class Client:
 
     def ask(self, subject: str, request: Any, headers: dict[str, str] | None = None, seconds: float = 20.0) -> Any:
         """The message that comes back. What is not bytes is encoded."""
-        payload = request if isinstance(request, bytes) else json.dumps(request).encode()
+        payload = request if isinstance(request, bytes) else json.dumps(request, separators=(",", ":")).encode()
         return self.run(self.nats.request(subject, payload, timeout=seconds, headers=headers))
 
     def call(self, tool: str, cluster: str = "default", **request: Any) -> Any:
