@@ -236,8 +236,11 @@ class Elsewhere:
 
 def _offer(about: _Metadata) -> Offer | None:
     """None: not a tool that can be called from here."""
-    info = _tool.decode(about.info) if about.info else ToolInfo(about.tool)
-    timeout = float(about.timeout)
+    try:
+        info = _tool.decode(about.info) if about.info else ToolInfo(about.tool)
+        timeout = float(about.timeout)
+    except (msgspec.DecodeError, ValueError):
+        return None
     if not info.aid or info.aid.startswith("_") or not 0 < timeout < math.inf:
         return None
     # Files stay where they are made, and inputs are judged where the tool is.

@@ -1,4 +1,4 @@
-"""--remote when connections break, brokers lie and callers do not read: nothing runs twice, and each call is answered."""
+"""--remote when connections break, brokers lie, callers do not read: nothing runs twice, each call is answered."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from broker.faces.nats.recall import MOST_BYTES, Recall
@@ -92,3 +93,121 @@ def test_a_server_that_was_frozen_makes_nobody_gone(crowd, nats):
         assert wire.reply()["ok"]
         assert second.reply()["ok"]
     assert crowd.runs() == {"far": 1, "k": 1}
+
+
+class Liar:
+    """A member of the cluster, as far as anybody can hear, that says what a test wants it to."""
+
+    def __init__(self, url: str, endpoints: list[dict[str, str]], said: list[tuple[bytes, dict[str, str]]]) -> None:
+        self.client = Client(url)
+        self.heard: list[str] = []
+        self._said = said
+        self._info = {
+            "type": "io.nats.micro.v1.info_response",
+            "name": "toolhost-broker",
+            "id": "liar",
+            "version": "0.0.1",
+            "metadata": {"cluster": "default"},
+            "endpoints": [{"name": "x", "subject": "x", "queue_group": "q", "metadata": one} for one in endpoints],
+        }
+        self.client.run(self._join())
+
+    async def _join(self) -> None:
+        nats = self.client.nats
+
+        async def info(message: Any) -> None:
+            await message.respond(json.dumps(self._info).encode())
+
+        async def call(message: Any) -> None:
+            self.heard.append(message.headers["Broker-Call"])
+            for payload, headers in self._said:
+                await nats.publish(message.reply, payload, headers=headers or None)
+
+        await nats.subscribe("$SRV.INFO.toolhost-broker", cb=info)
+        await nats.subscribe("broker_calls.default.liar", cb=call)
+        await self.beat(b'{"load":"heavy","changes":-1,"draining":7}')
+
+    async def beat(self, words: bytes) -> None:
+        await self.client.nats.publish("broker_members.default.liar", words)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def known(aid: str, **more: Any) -> dict[str, str]:
+    return {"tool": aid, "timeout": "30", "info": json.dumps({"aid": aid, **more})}
+
+
+def test_a_broker_that_speaks_nonsense_hurts_only_its_own_calls(crowd, nats, where):
+    wrong = [
+        {"tool": "T.NAN", "timeout": "nan", "info": "{}"},
+        known("_status"),
+        known("T.SCHEMA", input_schema={"type": "nonsense"}),
+        known("T.LIES"),
+        known("T.LIVE", live=True),
+    ]
+    said = [(b"[1]", {}), (b'{"a":\n1}', {}), (b'{"ok":true,"status":"OK","output_json":"{}"', {})]
+    liar = Liar(nats.url, wrong, said)
+    crowd.start(config=demo(where))
+    here = front(crowd, ECHO)
+    here.eventually(lambda: "T.LIES" in names(here))
+    assert "T.NAN" not in names(here)
+    assert "_status" not in names(here)
+    assert here.ask({"aid": "_status"})["type"] == "forbidden"
+    beating = threading.Thread(target=lambda: [liar.client.run(liar.beat(b"?")) or time.sleep(0.5) for _ in range(8)])
+    beating.start()
+    with here.wire() as wire:
+        for n, tool in enumerate(("T.LIES", "T.LIES", "T.SCHEMA", "T.LIVE")):
+            wire.send({"aid": tool, "inputs": {}, "id": n})
+            reply = wire.reply()
+            assert (reply["id"], reply["type"]) == (n, "bad_reply")
+        refused = {"error": 7, "type": "overloaded", "kind": 1, "ran": 2, "text": 3}
+        for words in (b"nonsense", b'"x"', json.dumps(refused).encode()):
+            liar._said[:] = [(words, {"Broker-Ran": "1"})]
+            assert wire.ask({"aid": "T.LIES", "inputs": {}})["ok"] is False
+        assert wire.ask({"aid": ECHO, "input_json": "[1]"})["output_json"] == "[1]"
+    beating.join()
+    liar.close()
+
+
+def test_a_token_opens_a_tool_elsewhere_where_only_that_broker_asks_for_one(crowd):
+    crowd.start(env={"MACHINA_LEASE_ENFORCE": "1"})
+    here = front(crowd, LEASED)
+    call = {"aid": LEASED, "input_json": "leased 0 ok"}
+    assert here.ask(call)["type"] == "lease_required"
+    with here.operator() as wire:
+        token = wire.ask({"aid": "_lease.issue", "tool_aid": LEASED})["token_id"]
+    assert here.ask({**call, "_lease_token": token})["ok"]
+    assert here.ask({**call, "_lease_token": token})["reason"] == "lease already consumed"
+    assert crowd.runs()["leased"] == 1
+
+
+def test_a_large_call_that_a_broker_would_not_run_goes_to_the_next_one(crowd, where):
+    one, _ = crowd.start(config=demo(where)), crowd.start(config=demo(where))
+    here = front(crowd, ECHO)
+    here.eventually(lambda: len(remote(here)) == 2)
+    Path(one.process.args[-1]).write_text("")  # type: ignore[union-attr,index]
+    text = json.dumps({"text": "y " * 1_000_000})
+    with one.operator() as wire:
+        assert wire.ask({"aid": "_reload"})["ok"]
+    with here.wire() as wire:
+        for n in range(6):
+            wire.send({"aid": "AID.DEMO.WORD_COUNT.v1", "input_json": text, "id": n})
+        assert [reply for reply in wire.replies(6) if not reply["ok"]] == []
+
+
+def test_a_caller_that_does_not_read_its_events_stops_the_tool_that_is_elsewhere(crowd, tmp_path):
+    body = 'for n in range(100000):\n  say("log", level="info", message="x" * 1000)\nsay("done", ok=True)'
+    crowd.start(config=Tools(tmp_path).tool("chatty", body, timeout_seconds=60.0), tools=False)
+    here = front(crowd, "chatty")
+    before = psutil.Process(here.process.pid).memory_info().rss
+    with here.wire() as wire:
+        wire.send({"aid": "chatty", "id": 1, "stream": True, "inputs": {}})
+        wire.reply()
+        time.sleep(3.0)
+        grown = psutil.Process(here.process.pid).memory_info().rss - before
+        assert grown < 30_000_000, grown
+        lines = 1
+        while "event" in wire.reply():
+            lines += 1
+        assert lines == 100001

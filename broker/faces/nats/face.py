@@ -184,7 +184,7 @@ class NatsFace:
             self._calls += 1
             if call:
                 self._recall.begin(call)
-            if refusal := self._full(len(message.data)):
+            if refusal := self._full(len(message.data), reply):
                 self._refuse(reply, refusal)
             elif names.TOOLS in headers and endpoint is None:
                 reply.settle(_tools_of(endpoint for endpoint, _, _ in self._served.values()))
@@ -206,7 +206,7 @@ class NatsFace:
         except Away as error:
             self._refuse(reply, Refusal(errors.UNAVAILABLE, str(error), retry_after=1))
         else:
-            if refusal := self._full(len(data)):
+            if refusal := self._full(len(data), reply):
                 self._refuse(reply, refusal)
             else:
                 self._begin(data, headers, tool, reply)
@@ -264,9 +264,12 @@ class NatsFace:
             headers.get(names.PROOF, ""),
         )
 
-    def _full(self, size: int) -> Refusal | None:
-        """NATS brings messages as they come: what is more than the bounds is answered at once."""
+    def _full(self, size: int, reply: Reply) -> Refusal | None:
+        """NATS brings messages as they come: what is more than the bounds is answered at once. Other brokers have
+        bounds of their own."""
         limits = self._broker.settings.limits
+        if reply.call:
+            return None
         if self._calls > limits.connection_calls:
             text = f"{limits.connection_calls} calls from NATS are under way (limits.connection_calls)"
         elif self._bytes + size > limits.connection_bytes and self._bytes:
