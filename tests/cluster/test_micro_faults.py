@@ -150,6 +150,7 @@ def test_a_request_by_reference_is_there_again_until_it_has_run(broker, client, 
 
 def test_objects_whose_bucket_is_gone_are_not_there_and_a_new_one_is_made(client, store):
     assert store
+
     async def wipe() -> None:
         await client.nats.jetstream().delete_object_store("broker_default_objects")
 
