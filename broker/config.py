@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -254,6 +255,8 @@ TABLES: dict[str, type[Struct]] = {
     "utp": Utp,
 }
 
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+
 # What Machina's users have in their environment, and which setting it is here.
 MACHINA = {
     "MACHINA_BROKER_SOCKET": ("server", "socket"),
@@ -457,6 +460,23 @@ def _check(config: Config, path: Path | None) -> None:
         address(config.http.listen, "http.listen")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
+    if config.nats.url:
+        _check_nats(config.nats.url)
+    elif config.nats.remote:
+        raise ConfigError("nats.remote (--remote) needs nats.url (--nats nats://HOST:PORT)")
+
+
+def _check_nats(text: str) -> None:
+    """What would be looked for in vain for ever. What may be a password is not quoted."""
+    for one in text.split(","):
+        try:
+            url = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
+            good = url.scheme in NATS_SCHEMES and url.hostname and not url.path.strip("/") and url.port != 0
+        except ValueError:  # its port
+            good = False
+        if not good or " " in one.strip():
+            expected = "nats://HOST:PORT, or several with commas between them"
+            raise ConfigError(f"nats.url: {one.strip().rpartition('@')[2]!r}: expected {expected}")
 
 
 def _check_python(config: Config, file: Path | str, named: set[str]) -> None:

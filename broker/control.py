@@ -153,14 +153,16 @@ class Control:
         if not 0 <= tier <= 3:
             return Refusal(errors.BAD_REQUEST, f"tier {tier} is not one of 0, 1, 2, 3")
         seconds = None if asked.ttl_ms is None else asked.ttl_ms / 1000
-        now = time.monotonic()
+        leases, now, shared = broker.dispatcher.leases, time.monotonic(), broker.cluster is not None
         try:
-            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, asker.principal, now)
-            if broker.cluster is not None:
-                await broker.cluster.leases.publish(lease)
+            lease = leases.issue(asked.tool_aid, tier, seconds, asker.principal, now, shared=shared)
         except TooMany as error:
             return Refusal(errors.OVERLOADED, str(error))
+        try:
+            if broker.cluster is not None:
+                await broker.cluster.leases.publish(lease)
         except Away as error:
+            leases.revoke(lease.token, now)
             return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
         broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.fingerprint)
         return {
@@ -192,7 +194,13 @@ class Control:
         return {"fingerprint": lease.fingerprint}
 
     async def _lease_gc(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        return self._broker.dispatcher.leases.gc(time.monotonic())._asdict()
+        counts = self._broker.dispatcher.leases.gc(time.monotonic())
+        if self._broker.cluster is not None:  # what was issued, used and rejected here; what can be used anywhere
+            try:
+                counts = counts._replace(active=len(await self._broker.cluster.leases.alive()))
+            except Away as error:
+                return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
+        return counts._asdict()
 
     # --- breakers ---------------------------------------------------------------------------------------------------
 

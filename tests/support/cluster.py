@@ -33,11 +33,17 @@ class Crowd:
         self._nats = nats
 
     def start(
-        self, *flags: str, config: str = "", most: int = 4, tools: bool = True, env: dict[str, str] | None = None
+        self,
+        *flags: str,
+        config: str = "",
+        most: int = 4,
+        tools: bool = True,
+        env: dict[str, str] | None = None,
+        url: str = "",
     ) -> Served:
         settings = f'env = {{ LEDGER = "{self.ledger}" }}\n'
         text = f"{config}\n" + (toolhost("l", str(self._plugin), max=most) + settings if tools else "")
-        broker = self._brokers.start("--nats", self._nats.url, *flags, config=text, env=env)
+        broker = self._brokers.start("--nats", url or self._nats.url, *flags, config=text, env=env)
         broker.eventually(lambda: broker.status()["cluster"]["connected"])
         return broker
 
