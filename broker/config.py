@@ -211,6 +211,16 @@ class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
     remote: bool = False  # tools that only other brokers of the cluster have can be called here, too
 
 
+class Queue(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[queue]: calls that wait on NATS until a broker has run them."""
+
+    result_seconds: Seconds = 86400.0  # results are kept so long
+    dead_seconds: Seconds = 7 * 86400.0  # and calls that did not end well
+    redeliver_seconds: Annotated[float, Meta(ge=1)] = 10.0  # of silence from a broker, before its calls go to another
+    deliveries: Positive = 5  # to brokers that were never heard of again; then a call is dead
+    refusals: Positive = 100  # for the time being: overloaded, breaker open …; then a call is dead
+
+
 class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
     """[utp.targets]: the tool that answers commands to cg.v1r3.*.*.cmd.tool.<target>.*"""
 
@@ -239,6 +249,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     events: list[EventTool] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
     nats: Nats = msgspec.field(default_factory=Nats)
+    queue: Queue = msgspec.field(default_factory=Queue)
     utp: Utp = msgspec.field(default_factory=Utp)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
@@ -252,6 +263,7 @@ TABLES: dict[str, type[Struct]] = {
     "breaker": Breaker,
     "http": Http,
     "nats": Nats,
+    "queue": Queue,
     "utp": Utp,
 }
 

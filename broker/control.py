@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from broker import config, errors
 from broker.cluster.kv import Away
+from broker.cluster.queue_words import QueueWords
 from broker.errors import ConfigError, Refusal
 from broker.model import Named
 from broker.observe import status
@@ -71,12 +72,17 @@ class Control:
             "_pause": self._pause,
             "_resume": self._resume,
         }
+        queue = QueueWords(broker)
+        self._askers: dict[str, Callable[[Asker, bytes], Awaitable[Answer]]] = queue.callers
+        self._operators |= queue.operators
 
     async def __call__(self, asker: Asker, aid: str, line: bytes) -> Answer:
         """What the reply says beside `ok`, or why not. Whoever asks has shown who it is."""
         try:
             if aid in self._callers:
                 return self._callers[aid](asker, line)
+            if aid in self._askers:
+                return await self._askers[aid](asker, line)
         except msgspec.ValidationError as error:
             return _wrong(aid, error)
         command = self._operators.get(aid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from broker.cluster.leases import KEEP_SECONDS, SharedLeases
 from broker.cluster.members import Members
 from broker.cluster.names import objects_of
 from broker.cluster.objects import Objects
+from broker.cluster.queue import Queue
 from broker.faces.nats.face import NatsFace
 from broker.policy.breaker import State
 from broker.runtimes.remote import Remote
@@ -50,6 +52,7 @@ class Cluster:
         bus.on_connect(self.keys.connected)
         self.leases = SharedLeases(leases, settings.wait_seconds)
         self.gate = Gate(broker, self.keys, self.leases)
+        self.queue = Queue(broker, bus, self.members)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -61,6 +64,7 @@ class Cluster:
             **({"remote": self.elsewhere.status()} if self.elsewhere is not None else {}),
             "waiting_calls": self.gate.room.calls,
             "untold_bytes": self.keys.untold,
+            "queue": self.queue.brief(),
         }
 
     # --- what the others are told, and tell ---------------------------------------------------------------------------
@@ -103,11 +107,12 @@ class Cluster:
         self.members.say()
         if self.elsewhere is not None:
             self.elsewhere.stop()
-        await self.face.stop_accepting()
+        await asyncio.gather(self.face.stop_accepting(), self.queue.stop_accepting())
 
     async def stop(self) -> None:
         """The others are told what came of our calls, then that we are gone."""
         await self.face.close()
+        await self.queue.stop(LAST_WORDS_SECONDS)
         await self.keys.stop(LAST_WORDS_SECONDS)
         await self.leases.stop(LAST_WORDS_SECONDS)
         await self.members.stop()

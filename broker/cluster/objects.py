@@ -4,9 +4,11 @@ sent instead."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.bus import Bus
@@ -26,8 +28,11 @@ class NoObject(Exception):
 
 
 class Objects:
-    def __init__(self, bus: Bus, bucket: str, replicas: int, patience: float) -> None:
+    def __init__(
+        self, bus: Bus, bucket: str, replicas: int, patience: float, seconds: float | None = KEEP_SECONDS
+    ) -> None:
         self.bucket = bucket
+        self._seconds = seconds  # None: until they are forgotten
         self._bus = bus
         self._replicas = replicas
         self._patience = patience
@@ -35,9 +40,9 @@ class Objects:
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def put(self, payload: bytes) -> str:
-        """Its name."""
-        name = secrets.token_hex(16)
+    async def put(self, payload: bytes, about: str = "") -> str:
+        """Its name, which begins with what it is about."""
+        name = about + secrets.token_hex(16)
         await self._word(lambda store: store.put(name, payload))
         return name
 
@@ -58,10 +63,29 @@ class Objects:
         async def forget() -> None:
             with contextlib.suppress(Away, NoObject):
                 await self._word(lambda store: store.delete(name))
+                if self._seconds is None:  # that there was one would be remembered for ever
+                    await self._word(lambda _: self._forget_name(name))
 
         task = asyncio.ensure_future(forget())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _forget_name(self, name: str) -> None:
+        js = self._bus.client.jetstream(timeout=ANSWER_SECONDS)
+        subject = f"$O.{self.bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        await js.purge_stream(f"OBJ_{self.bucket}", subject=subject)
+
+    async def names(self) -> list[tuple[str, float]]:
+        """All that there are, with the time that they were put."""
+
+        async def names(store: ObjectStore) -> list[tuple[str, float]]:
+            found = await store.list(ignore_deletes=True)
+            return [(one.name or "", datetime.fromisoformat(one.mtime or "").timestamp()) for one in found]
+
+        try:
+            return await self._word(names)
+        except NoObject:
+            return []
 
     async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
         from nats.errors import Error
@@ -86,7 +110,7 @@ class Objects:
         async with self._opening:
             if self._store is None:
                 js = self._bus.client.jetstream(timeout=ANSWER_SECONDS)
-                config = ObjectStoreConfig(self.bucket, ttl=KEEP_SECONDS, replicas=self._replicas)
+                config = ObjectStoreConfig(self.bucket, ttl=self._seconds, replicas=self._replicas)
                 try:
                     self._store = await js.create_object_store(self.bucket, config)
                 except BadRequestError:  # it is there, made with other settings

@@ -13,7 +13,7 @@ from broker import errors
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Place, Tool, Work
 from broker.policy.rights import Rights
-from broker.ticket import Call
+from broker.ticket import Call, Mark
 
 if TYPE_CHECKING:
     from broker.policy.idempotency import Entry
@@ -78,6 +78,7 @@ class Asked(NamedTuple):
     request: str = ""
     listener: Listener | None = None
     proof: str = ""  # that another broker of the cluster has taken the lease for this call
+    mark: Mark | None = None  # where it is written that it has begun
 
 
 class Listener(Protocol):
@@ -248,7 +249,7 @@ class Caller:
         dispatcher = self._broker.dispatcher
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
-        call.proof = asked.proof
+        call.proof, call.mark = asked.proof, asked.mark
         call.request, call.stream, caller.listener = asked.request, asked.listener is not None, asked.listener
         if asked.session:
             call.session = (caller.principal, asked.session)

@@ -40,9 +40,11 @@ class Crowd:
         tools: bool = True,
         env: dict[str, str] | None = None,
         url: str = "",
+        **more: object,
     ) -> Served:
+        """`more` is said of the ledger's toolhost."""
         settings = f'env = {{ LEDGER = "{self.ledger}" }}\n'
-        text = f"{config}\n" + (toolhost("l", str(self._plugin), max=most) + settings if tools else "")
+        text = f"{config}\n" + (toolhost("l", str(self._plugin), max=most, **more) + settings if tools else "")
         broker = self._brokers.start("--nats", url or self._nats.url, *flags, config=text, env=env)
         broker.eventually(lambda: broker.status()["cluster"]["connected"])
         return broker
