@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -229,6 +230,16 @@ class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
     remote: bool = False  # tools that only other brokers of the cluster have can be called here, too
 
 
+class Queue(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[queue]: calls that wait on NATS until a broker has run them."""
+
+    result_seconds: Seconds = 86400.0  # results are kept so long
+    dead_seconds: Seconds = 7 * 86400.0  # and calls that did not end well
+    redeliver_seconds: Annotated[float, Meta(ge=1)] = 10.0  # of silence from a broker, before its calls go to another
+    deliveries: Positive = 5  # to brokers that were never heard of again; then a call is dead
+    refusals: Positive = 100  # for the time being: overloaded, breaker open …; then a call is dead
+
+
 class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
     """[utp.targets]: the tool that answers commands to cg.v1r3.*.*.cmd.tool.<target>.*"""
 
@@ -276,6 +287,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     events: list[EventTool] = msgspec.field(default_factory=list)
     http: Http = msgspec.field(default_factory=Http)
     nats: Nats = msgspec.field(default_factory=Nats)
+    queue: Queue = msgspec.field(default_factory=Queue)
     utp: Utp = msgspec.field(default_factory=Utp)
     jina: Jina = msgspec.field(default_factory=Jina)
     tool: list[Card] = msgspec.field(default_factory=list)
@@ -290,9 +302,12 @@ TABLES: dict[str, type[Struct]] = {
     "breaker": Breaker,
     "http": Http,
     "nats": Nats,
+    "queue": Queue,
     "utp": Utp,
     "jina": Jina,
 }
+
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 # What Machina's users have in their environment, and which setting it is here.
 MACHINA = {
@@ -506,6 +521,23 @@ def _check(config: Config, path: Path | None) -> None:
         raise ConfigError(f"{file}: [utp] targets get their commands from NATS: set nats.url (or --nats URL)")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
+    if config.nats.url:
+        _check_nats(config.nats.url)
+    elif config.nats.remote:
+        raise ConfigError("nats.remote (--remote) needs nats.url (--nats nats://HOST:PORT)")
+
+
+def _check_nats(text: str) -> None:
+    """What would be looked for in vain for ever. What may be a password is not quoted."""
+    for one in text.split(","):
+        try:
+            url = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
+            good = url.scheme in NATS_SCHEMES and url.hostname and not url.path.strip("/") and url.port != 0
+        except ValueError:  # its port
+            good = False
+        if not good or " " in one.strip():
+            expected = "nats://HOST:PORT, or several with commas between them"
+            raise ConfigError(f"nats.url: {one.strip().rpartition('@')[2]!r}: expected {expected}")
 
 
 def _check_python(config: Config, file: Path | str, named: set[str]) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from broker import config, errors
 from broker.cluster.kv import Away
+from broker.cluster.queue_words import QueueWords
 from broker.errors import ConfigError, Refusal
 from broker.model import Named
 from broker.observe import status
@@ -84,12 +85,17 @@ class Control:
             "_utp.tool.add": self._utp_tool_add,
             "_utp.tool.list": self._utp_tool_list,
         }
+        queue = QueueWords(broker)
+        self._askers: dict[str, Callable[[Asker, bytes], Awaitable[Answer]]] = queue.callers
+        self._operators |= queue.operators
 
     async def __call__(self, asker: Asker, aid: str, line: bytes) -> Answer:
         """What the reply says beside `ok`, or why not. Whoever asks has shown who it is."""
         try:
             if aid in self._callers:
                 return self._callers[aid](asker, line)
+            if aid in self._askers:
+                return await self._askers[aid](asker, line)
         except msgspec.ValidationError as error:
             return _wrong(aid, error)
         command = self._operators.get(aid)
@@ -166,14 +172,16 @@ class Control:
         if not 0 <= tier <= 3:
             return Refusal(errors.BAD_REQUEST, f"tier {tier} is not one of 0, 1, 2, 3")
         seconds = None if asked.ttl_ms is None else asked.ttl_ms / 1000
-        now = time.monotonic()
+        leases, now, shared = broker.dispatcher.leases, time.monotonic(), broker.cluster is not None
         try:
-            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, asker.principal, now)
-            if broker.cluster is not None:
-                await broker.cluster.leases.publish(lease)
+            lease = leases.issue(asked.tool_aid, tier, seconds, asker.principal, now, shared=shared)
         except TooMany as error:
             return Refusal(errors.OVERLOADED, str(error))
+        try:
+            if broker.cluster is not None:
+                await broker.cluster.leases.publish(lease)
         except Away as error:
+            leases.revoke(lease.token, now)
             return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
         broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.fingerprint)
         return {
@@ -205,7 +213,13 @@ class Control:
         return {"fingerprint": lease.fingerprint}
 
     async def _lease_gc(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        return self._broker.dispatcher.leases.gc(time.monotonic())._asdict()
+        counts = self._broker.dispatcher.leases.gc(time.monotonic())
+        if self._broker.cluster is not None:  # what was issued, used and rejected here; what can be used anywhere
+            try:
+                counts = counts._replace(active=len(await self._broker.cluster.leases.alive()))
+            except Away as error:
+                return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
+        return counts._asdict()
 
     # --- breakers ---------------------------------------------------------------------------------------------------
 

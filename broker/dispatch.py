@@ -253,8 +253,8 @@ class Dispatcher:
     def judge(self, work: Work) -> Refusal | None:
         """Of a call that waits in a queue: may it run, as its tool, its caller and its lease are now?"""
         ticket = work.ticket if isinstance(work.ticket, Ticket) else None
-        if ticket is not None and ticket.claim is not None and ticket.claim.problem is not None:
-            return ticket.claim.problem
+        if ticket is not None and ticket.problem is not None:
+            return ticket.problem
         return self.rights(work.tool, work.caller) or self._lease(ticket, work.caller, work.tool, time.monotonic())
 
     def broken(self, work: Work) -> Refusal | None:

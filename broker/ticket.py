@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from broker.dispatch import Dispatcher
 
 OWN_ERROR = "the tool's own error"
+
+
+class Mark(Protocol):
+    """A place that outlives the broker, where it is written that a call has begun."""
+
+    problem: Refusal | None  # why it may not begin
+
+    @property
+    def started(self) -> bool: ...
+
+    def may_start(self) -> bool:
+        """It is written. If not, that is begun, and the runtime is pumped then."""
 
 
 class Call(msgspec.Struct):
@@ -44,6 +56,7 @@ class Call(msgspec.Struct):
     job: Place | None = None  # where files of its may be put
     options: dict[str, Any] | None = None  # of the tool, for this call
     secret: bool = False  # there are values of variables in it, that its answer must not show
+    mark: Mark | None = None  # where it is written that it has begun
 
     def input_json(self) -> str:
         """What the tool is given."""
@@ -175,7 +188,7 @@ class Ticket:
 
     def _work(self, lines: bytes) -> Work:
         """A ticket that holds nothing, and might not have to ask for anything, stays out of the way."""
-        lent = self.entry or self._probe or self.call.lease or self._session or self.call.secret
+        lent = self.entry or self._probe or self.call.lease or self._session or self.call.mark or self.call.secret
         call, sink = self.call, self if lent else self._sink
         work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
         work.ticket = self if lent else None
@@ -199,10 +212,20 @@ class Ticket:
     @property
     def settled(self) -> bool:
         """In a cluster, the others know that it may run from now on."""
-        return self.claim is None or self.claim.started
+        mark = self.call.mark
+        return (self.claim is None or self.claim.started) and (mark is None or mark.started)
 
     def ready(self) -> bool:
-        return self.claim is None or self.claim.may_start()
+        mark = self.call.mark
+        return (self.claim is None or self.claim.may_start()) and (mark is None or mark.may_start())
+
+    @property
+    def problem(self) -> Refusal | None:
+        """Why it may not run after all."""
+        for promise in (self.claim, self.call.mark):
+            if promise is not None and promise.problem is not None:
+                return promise.problem
+        return None
 
     @property
     def urgent(self) -> bool:

@@ -44,6 +44,11 @@ def _text(report: dict[str, Any]) -> str:
     ]
     if report["paused"]:
         lines.append(f"paused: {', '.join(report['paused'])} (`broker resume NAME` lets it go)")
+    if "cluster" in report:
+        queue = report["cluster"]["queue"]
+        lines.append(
+            f"queue of the cluster: {queue['calls']} calls, {queue['running_here']} of them here, {queue['dead']} dead"
+        )
     for pool in report["pools"]:
         lines += [
             "",

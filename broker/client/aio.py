@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from broker.client import queued
 from broker.client.failures import CallFailed, Forbidden
 from broker.client.reply import Reply, decode, failed, read
 from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
@@ -234,6 +235,53 @@ class AsyncClient:
                 return failure
 
         return list(await asyncio.gather(*(one(aid, inputs) for aid, inputs in calls)))
+
+    async def enqueue(
+        self,
+        aid: str,
+        inputs: Any = None,
+        *,
+        id: str = "",
+        input_json: str | None = None,
+        timeout: float | None = None,
+        idempotency_key: str = "",
+        lease_token: str = "",
+        session: str = "",
+    ) -> str:
+        """Queues a call: its id, once NATS has kept it. The same id is the same call, however often it is said."""
+        call_id, text = id or queued.new_id(), input_text(inputs, input_json)
+
+        async def once(connection: _Connection) -> bytes:
+            number = connection.number()
+            line = queued.enqueue_line(
+                call_id,
+                aid,
+                text,
+                number,
+                timeout=timeout,
+                idempotency_key=idempotency_key,
+                lease_token=lease_token,
+                session=session,
+            )
+            return await connection.ask(number, line, PATIENCE_SECONDS)
+
+        return queued.enqueued(aid, await self._persist(aid, once, keyed=True))
+
+    async def result(self, id: str, *, wait: float = 0.0) -> Reply | None:
+        """What has come of a queued call, waiting so many seconds for it; none: it waits still, or runs. A call that
+        failed, or is dead, raises its `CallFailed`."""
+        while True:
+            seconds = min(wait, queued.LONGEST_WAIT)
+
+            async def once(connection: _Connection, seconds: float = seconds) -> bytes:
+                number = connection.number()
+                line = queued.result_line(id, seconds, number)
+                return await connection.ask(number, line, seconds + PATIENCE_SECONDS)
+
+            reply = queued.result(await self._persist("_result", once, keyed=True))
+            wait -= seconds
+            if reply is not None or wait <= 0:
+                return reply
 
     async def tools(self) -> list[dict[str, Any]]:
         """What can be called, and what is known of it."""

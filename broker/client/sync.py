@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from broker._native import ffi, lib
+from broker.client import queued
 from broker.client.failures import CallFailed, Forbidden, Timeout, Unavailable
 from broker.client.reply import Reply, failed, read
 from broker.client.reply import decode as decode_reply
@@ -198,6 +199,42 @@ class Client:
         except Lost as lost:
             return [lost_call(aid, lost) for aid, _ in calls]
         return [_read(aid, line) for (aid, _), line in zip(calls, lines, strict=True)]
+
+    # --- durable calls ----------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        aid: str,
+        inputs: Any = None,
+        *,
+        id: str = "",
+        input_json: str | None = None,
+        timeout: float | None = None,
+        idempotency_key: str = "",
+        lease_token: str = "",
+        session: str = "",
+    ) -> str:
+        """Queues a call: its id, once NATS has kept it. The same id is the same call, however often it is said."""
+        line = queued.enqueue_line(
+            id or queued.new_id(),
+            aid,
+            input_text(inputs, input_json),
+            timeout=timeout,
+            idempotency_key=idempotency_key,
+            lease_token=lease_token,
+            session=session,
+        )
+        return queued.enqueued(aid, self.answer(aid, line, 0.0, keyed=True))
+
+    def result(self, id: str, *, wait: float = 0.0) -> Reply | None:
+        """What has come of a queued call, waiting so many seconds for it; none: it waits still, or runs. A call that
+        failed, or is dead, raises its `CallFailed`."""
+        while True:
+            seconds = min(wait, queued.LONGEST_WAIT)
+            reply = queued.result(self.answer("_result", queued.result_line(id, seconds), seconds, keyed=True))
+            wait -= seconds
+            if reply is not None or wait <= 0:
+                return reply
 
     def tools(self) -> list[dict[str, Any]]:
         """What can be called, and what is known of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from broker.cluster.leases import KEEP_SECONDS, SharedLeases
 from broker.cluster.members import Members
 from broker.cluster.names import objects_of
 from broker.cluster.objects import Objects
+from broker.cluster.queue import Queue
 from broker.faces.nats.face import NatsFace
 from broker.policy.breaker import State
 from broker.runtimes.remote import Remote
@@ -32,6 +34,7 @@ class Cluster:
         name = f"broker_{settings.cluster}"
         self._bus = bus
         self._broker = broker
+        self._leaving = False
         self.members = Members(bus, settings.cluster)
         self.members.about_me = self._beat
         self.objects = Objects(bus, objects_of(settings.cluster), settings.replicas, settings.wait_seconds)
@@ -39,15 +42,17 @@ class Cluster:
         self.elsewhere: Elsewhere | None = None
         self.remote: Remote | None = None
         if settings.remote:
-            self.elsewhere = Elsewhere(bus, self.members, settings.cluster, self._learned)
+            self.elsewhere = Elsewhere(bus, self.members, self.objects, settings.cluster, self._learned, broker.log)
             self.remote = Remote(broker.settings, broker.core, bus, self.elsewhere, self.objects)
         # From its last change, a key may wait for its turn, run, and then be remembered.
         kept = limits.queue_seconds + limits.max_timeout_seconds + ttl + MARGIN_SECONDS
         keys = Bucket(bus, f"{name}_keys", kept, settings.replicas)
         leases = Bucket(bus, f"{name}_leases", KEEP_SECONDS, settings.replicas)
         self.keys = Keys(keys, self.members, ttl, settings.wait_seconds, broker.log)
+        bus.on_connect(self.keys.connected)
         self.leases = SharedLeases(leases, settings.wait_seconds)
         self.gate = Gate(broker, self.keys, self.leases)
+        self.queue = Queue(broker, bus, self.members)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -59,6 +64,7 @@ class Cluster:
             **({"remote": self.elsewhere.status()} if self.elsewhere is not None else {}),
             "waiting_calls": self.gate.room.calls,
             "untold_bytes": self.keys.untold,
+            "queue": self.queue.brief(),
         }
 
     # --- what the others are told, and tell ---------------------------------------------------------------------------
@@ -70,7 +76,8 @@ class Cluster:
         calls += sum(one.running for one in broker.commands)
         load = calls / (os.cpu_count() or 1)
         troubled = (tool.name for tool in broker.registry if tool.paused or tool.breaker.state is not State.CLOSED)
-        return beat_of(Beat(load, broker.dispatcher.draining, tuple(troubled), broker.registry.changes))
+        leaving = self._leaving or broker.dispatcher.draining
+        return beat_of(Beat(load, leaving, tuple(troubled), broker.registry.changes, self._bus.connections))
 
     def _learned(self, offers: list[Offer]) -> None:
         """Our own tools come first."""
@@ -88,6 +95,7 @@ class Cluster:
 
     def expire(self, now: float) -> None:
         self.face.expire(now)
+        self.keys.expire(now)
         if self.remote is not None:
             self.remote.expire(now)
 
@@ -95,14 +103,16 @@ class Cluster:
 
     async def stop_accepting(self) -> None:
         """What comes from now on is the others'."""
+        self._leaving = True
         self.members.say()
         if self.elsewhere is not None:
             self.elsewhere.stop()
-        await self.face.stop_accepting()
+        await asyncio.gather(self.face.stop_accepting(), self.queue.stop_accepting())
 
     async def stop(self) -> None:
         """The others are told what came of our calls, then that we are gone."""
         await self.face.close()
+        await self.queue.stop(LAST_WORDS_SECONDS)
         await self.keys.stop(LAST_WORDS_SECONDS)
         await self.leases.stop(LAST_WORDS_SECONDS)
         await self.members.stop()

@@ -4,13 +4,15 @@ sent instead."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.bus import Bus
-from broker.cluster.kv import Away
+from broker.cluster.kv import Away, why
 
 if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
@@ -26,8 +28,11 @@ class NoObject(Exception):
 
 
 class Objects:
-    def __init__(self, bus: Bus, bucket: str, replicas: int, patience: float) -> None:
+    def __init__(
+        self, bus: Bus, bucket: str, replicas: int, patience: float, seconds: float | None = KEEP_SECONDS
+    ) -> None:
         self.bucket = bucket
+        self._seconds = seconds  # None: until they are forgotten
         self._bus = bus
         self._replicas = replicas
         self._patience = patience
@@ -35,9 +40,9 @@ class Objects:
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def put(self, payload: bytes) -> str:
-        """Its name."""
-        name = secrets.token_hex(16)
+    async def put(self, payload: bytes, about: str = "") -> str:
+        """Its name, which begins with what it is about."""
+        name = about + secrets.token_hex(16)
         await self._word(lambda store: store.put(name, payload))
         return name
 
@@ -58,24 +63,45 @@ class Objects:
         async def forget() -> None:
             with contextlib.suppress(Away, NoObject):
                 await self._word(lambda store: store.delete(name))
+                if self._seconds is None:  # that there was one would be remembered for ever
+                    await self._word(lambda _: self._forget_name(name))
 
         task = asyncio.ensure_future(forget())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _forget_name(self, name: str) -> None:
+        js = self._bus.client.jetstream(timeout=ANSWER_SECONDS)
+        subject = f"$O.{self.bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        await js.purge_stream(f"OBJ_{self.bucket}", subject=subject)
+
+    async def names(self) -> list[tuple[str, float]]:
+        """All that there are, with the time that they were put."""
+
+        async def names(store: ObjectStore) -> list[tuple[str, float]]:
+            found = await store.list(ignore_deletes=True)
+            return [(one.name or "", datetime.fromisoformat(one.mtime or "").timestamp()) for one in found]
+
+        try:
+            return await self._word(names)
+        except NoObject:
+            return []
+
     async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
         from nats.errors import Error
-        from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
+        from nats.js.errors import BadObjectMetaError, DigestMismatchError, InvalidObjectNameError, NotFoundError
 
         try:
             async with asyncio.timeout(self._patience):
                 return await ask(self._store or await self._open())
-        except (NotFoundError, BadObjectMetaError, DigestMismatchError):
+        except (NotFoundError, BadObjectMetaError, DigestMismatchError, InvalidObjectNameError):
             self._store = None  # perhaps all of it is gone
             raise NoObject(f"there is no such object in {self.bucket}, or not any more") from None
-        except (Error, OSError, TimeoutError):
+        except (Error, OSError, TimeoutError) as error:
             self._store = None
-            raise Away(f"NATS ({self._bus.place}) does not answer") from None
+            raise Away(f"NATS ({self._bus.place}) {why(error)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):  # what nats-py makes of junk
+            raise NoObject(f"what is in {self.bucket} under this name is no object") from None
 
     async def _open(self) -> ObjectStore:
         from nats.js.api import ObjectStoreConfig
@@ -84,7 +110,7 @@ class Objects:
         async with self._opening:
             if self._store is None:
                 js = self._bus.client.jetstream(timeout=ANSWER_SECONDS)
-                config = ObjectStoreConfig(self.bucket, ttl=KEEP_SECONDS, replicas=self._replicas)
+                config = ObjectStoreConfig(self.bucket, ttl=self._seconds, replicas=self._replicas)
                 try:
                     self._store = await js.create_object_store(self.bucket, config)
                 except BadRequestError:  # it is there, made with other settings

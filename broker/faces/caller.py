@@ -13,7 +13,7 @@ from broker import errors
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Place, Tool, Work
 from broker.policy.rights import Rights
-from broker.ticket import Call
+from broker.ticket import Call, Mark
 
 if TYPE_CHECKING:
     from broker.policy.idempotency import Entry
@@ -80,6 +80,7 @@ class Asked(NamedTuple):
     proof: str = ""  # that another broker of the cluster has taken the lease for this call
     options: dict[str, Any] | None = None  # of the tool, for this call
     secret: bool = False  # values of variables are in its input: its answer must not show them
+    mark: Mark | None = None  # where it is written that it has begun
 
 
 class Listener(Protocol):
@@ -251,6 +252,7 @@ class Caller:
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
         call.proof, call.options, call.secret = asked.proof, asked.options, asked.secret
+        call.mark = asked.mark
         call.request, call.stream, caller.listener = asked.request, asked.listener is not None, asked.listener
         if asked.session:
             call.session = (caller.principal, asked.session)

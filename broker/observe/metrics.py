@@ -50,6 +50,7 @@ class _Live:
         yield from self._tools()
         yield from self._pools()
         yield from self._policy()
+        yield from self._queue()
         yield from self._load()
         yield from self._commands()
         yield from self._process()
@@ -147,6 +148,17 @@ class _Live:
         )
         paused = ((name, 1) for name in sorted(broker.pauses.names))
         yield _gauge("broker_paused", "1: calls of it wait until they are resumed.", "name", paused)
+
+    def _queue(self) -> Iterator[Metric]:
+        """Of durable calls: how many the cluster has, as it was a moment ago; what this broker did with them."""
+        if self._broker.cluster is None:
+            return
+        brief = self._broker.cluster.queue.brief()
+        yield _one("broker_queue_calls", "Calls in the cluster's queue, those that run included.", brief["calls"])
+        yield _one("broker_queue_dead_calls", "Calls among the cluster's dead.", brief["dead"])
+        yield _one("broker_queue_running_here", "Queued calls that this broker has now.", brief["running_here"])
+        ended = ((how, brief[how]) for how in ("done", "dead_here", "refused"))
+        yield _counter("broker_queue_ended", "Queued calls that this broker is done with.", "how", ended)
 
     def _load(self) -> Iterator[Metric]:
         broker = self._broker

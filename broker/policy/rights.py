@@ -21,6 +21,10 @@ class Rights:
     def allow(self, tool: Tool) -> bool:
         return tool.tier in self._tiers and any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._patterns)
 
+    def allow_any(self, name: str) -> bool:
+        """A tool of this name, whatever its tier, which is not known here."""
+        return len(self._tiers) == 4 and any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
 
 class Book:
     """Whose rights are which. A name may be a pattern; an exact one wins, then the first that fits. Whoever is not

@@ -21,6 +21,10 @@ class Waiting:
         self._limits = limits
         self._core = core
 
+    @property
+    def most(self) -> int:
+        return self._most
+
     def _start(self, work: Work) -> None:
         raise NotImplementedError
 

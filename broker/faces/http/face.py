@@ -20,6 +20,7 @@ from broker.faces.http.namel3ss import Namel3ss
 from broker.faces.http.openapi import OpenApi
 from broker.faces.http.operating import Operating
 from broker.faces.http.protocol import Rules, guarded
+from broker.faces.http.queue import QueueRoutes
 from broker.faces.http.request import Request, Response, answered
 from broker.faces.http.sessions import SessionRoutes
 from broker.faces.tcp import bind
@@ -67,6 +68,7 @@ class HttpFace:
         self._autosage.add_routes(self.app)
         JobFiles(broker.jobs).add_routes(self.app)
         SessionRoutes(broker).add_routes(self.app)
+        QueueRoutes(broker).add_routes(self.app)
         Namel3ss(broker, self.caller).add_routes(self.app)
         self._operating.add_routes(self.app)
         page.add_routes(self.app)

@@ -98,6 +98,33 @@ SCHEMAS: dict[str, Schema] = {
         url=TEXT,
         metadata=JSON_OBJECT,
     ),
+    "QueuedCall": _object(
+        ["aid"],
+        aid={"type": "string", "pattern": "\\S", "description": "The tool; one that nobody has yet may be queued."},
+        id={"type": "string", "minLength": 1, "maxLength": 128, "description": "The same id is the same call."},
+        input_json={"type": "string", "description": "Its input, JSON in a string."},
+        inputs={"type": "object", "description": "Or the same as an object; not both."},
+        timeout_ms={"type": "integer", "minimum": 1},
+        session=TEXT,
+        idempotency_key=TEXT,
+        _lease_token=TEXT,
+    ),
+    "Queued": _object(
+        ["call_id", "state", "duplicate", "known"],
+        call_id=TEXT,
+        state={"type": "string", "enum": ["queued", "done", "dead"]},
+        duplicate={"type": "boolean"},
+        known={"type": "boolean", "description": "A broker that is known here has the tool."},
+    ),
+    "QueueResult": _object(
+        ["call_id", "state", "tool"],
+        call_id=TEXT,
+        state={"type": "string", "enum": ["queued", "running", "done", "dead"]},
+        tool=TEXT,
+        time={"type": "number"},
+        known={"type": "boolean"},
+        result={"type": "object", "description": "The reply of the line protocol."},
+    ),
     "Assets": _object(["assets"], assets=_list(_ref("Asset"))),
     "ServiceCall": _object(
         ["tool_name"],
@@ -157,6 +184,8 @@ PARAMETERS: dict[str, Schema] = {
     "asset": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "asset_000001"},
     "job": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "job_0001"},
     "file": {"name": "name", "in": "path", "required": True, "schema": TEXT, "example": "request.json"},
+    "call": {"name": "id", "in": "path", "required": True, "schema": TEXT, "example": "order-17"},
+    "wait": {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0}, "description": "Seconds."},
     "stability": {
         "name": "stability",
         "in": "query",
@@ -255,6 +284,12 @@ def _definition() -> Schema:
     return found
 
 
+def _queue_result() -> Schema:
+    found = _answers("QueueResult", 400, 404, 503)
+    found["202"] = {**found["200"], "description": "There is no result yet."}
+    return found
+
+
 def document(tools_path: str, tools: list[str], management: bool) -> Schema:
     """`tools` are the names of those that there are now; `management`: CommonGround's definitions can be written."""
     execute = _answers("ToolResult", 400, 404, 413, 429, 500, 503, 504, errors="ToolResult")
@@ -273,6 +308,10 @@ def document(tools_path: str, tools: list[str], management: bool) -> Schema:
         "/v1/jobs/{id}/artifacts/{name}": {
             "get": _route("One of a job's files.", ["job", "file"], _files()),
         },
+        "/v1/queue": {
+            "post": _route("Queue a call, on NATS.", [], _answers("Queued", 400, 413, 503, status=202), "QueuedCall")
+        },
+        "/v1/queue/{id}": {"get": _route("What has come of it.", ["call", "wait"], _queue_result())},
         "/v1/sessions/{session}/state": {
             "get": _route("What event tools have made of a session.", ["story"], _answers("Story", 404)),
             "delete": _route("Begin anew.", ["story"], _answers("StoryGone", 404)),

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from broker.faces.http.app import App
     from broker.server import Broker
 
-WORDS = "lease.issue", "lease.list", "lease.revoke", "lease.gc", "breaker.reset", "pause", "resume", "reload"
+WORDS = (
+    *("lease.issue", "lease.list", "lease.revoke", "lease.gc", "breaker.reset", "pause", "resume", "reload"),
+    *("queue.status", "queue.dead", "queue.requeue"),
+)
 PREFIX = "/operator/"
 BODY_BYTES = 64 * 1024
 MOST_WATCHERS = 64

@@ -117,10 +117,11 @@ class Executor:
             target.counts["again"] += 1
             return written
         given = await self._given(target, command, call)
-        claim = await self._steadily(lambda: self._claims.claim(command))
-        if isinstance(claim, Callback):
+        claim = self._claims.attempt(command)
+        told = await self._steadily(lambda: self._claims.take(claim))
+        if told is not None:
             target.counts["again"] += 1
-            return claim
+            return told
         hand.claim = claim
         callback = await self._led(target, hand, command, call, given)
         hand.claim = None  # not to be renewed while it is brought to its end
@@ -144,7 +145,7 @@ class Executor:
         answer = await self._run(target, command, given)
         drained = isinstance(answer, Refusal) and answer.kind is errors.DRAINING and not answer.ran
         if drained and not target.last(hand):  # else NATS would not bring it to anybody
-            await self._steadily(lambda: self._claims.release(claim))
+            await self._steadily(claim.release)
             raise NotRun
         return await self._write(target, command, call, self._told(target, answer))
 
