@@ -14,7 +14,13 @@ TRACEPARENT, TRACESTATE, DEPTH = "traceparent", "tracestate", "CG-Recursion-Dept
 MOST_DEPTH = 20  # calls of that depth, and deeper ones, are refused
 SENDER = "cg-nats-client"  # CommonGround's own client, where nobody says another name
 
+_WRITTEN = {name.lower(): name for name in (TRACEPARENT, TRACESTATE, DEPTH)}
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def known(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """By the names that we use: some clients write others' capitals."""
+    return {_WRITTEN.get(name.lower(), name): value for name, value in (headers or {}).items()}
 
 
 def child(headers: Mapping[str, str]) -> Span:

@@ -130,6 +130,12 @@ def test_a_depth_that_cannot_be_understood_is_not_said(said: str, depth: int | N
     assert span.depth({"CG-Recursion-Depth": said}) == depth
 
 
+def test_the_case_of_a_header_s_name_does_not_matter() -> None:
+    known = span.known({"Traceparent": PARENT, "cg-recursion-depth": "3", "Tracestate": "a=1", "CG-Sender": "me"})
+    assert known == {"traceparent": PARENT, "CG-Recursion-Depth": "3", "tracestate": "a=1", "CG-Sender": "me"}
+    assert span.known(None) == {}
+
+
 def test_what_goes_on_is_what_came_in_the_new_span_and_nothing_of_nats_own() -> None:
     child = span.child({"traceparent": PARENT, "tracestate": "a=1"})
     came = {"traceparent": PARENT, "tracestate": "a=1", "CG-Sender": "me", "Nats-Msg-Id": "1", "CG-Timestamp": "5"}

@@ -102,7 +102,7 @@ class Executor:
             callback = await self._write(target, command, call, outcome.flawed(flaw))
         else:
             callback = await self._outcome(target, hand, command, call)
-        await self._report(target, hand, command, callback, message.headers or {})
+        await self._report(target, hand, command, callback, span.known(message.headers))
 
     async def _card(self, project_id: str, card_id: str | None) -> Card | None:
         return await self._stores.cards.card(project_id, card_id) if card_id else None

@@ -203,9 +203,12 @@ async def _result_of(one: PoolConnectionProxy[Any], project_id: str, tool_call_i
 
 
 async def _insert(one: PoolConnectionProxy[Any], table: str, row: dict[str, Any]) -> bool:
-    """False where there is one already."""
+    """False where there is one already. The clock's time, not the transaction's: rows of one have an order."""
     numbered = ", ".join(f"${number}" for number in range(1, len(row) + 1))
-    query = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({numbered}) ON CONFLICT DO NOTHING RETURNING 1"
+    query = (
+        f"INSERT INTO {table} ({', '.join(row)}, created_at) VALUES ({numbered}, clock_timestamp())"
+        " ON CONFLICT DO NOTHING RETURNING 1"
+    )
     return bool(await one.fetchval(query, *row.values()))
 
 
