@@ -153,19 +153,6 @@ def test_state_is_there_after_a_restart_where_it_has_a_file(start, tools):
         assert wire.ask({"aid": "_state", "session": "s"})["state"] == {"n": 1.0}
 
 
-def test_a_state_file_that_cannot_be_read_is_left_as_it_is(tmp_path):
-    from tests.support.command import broker_command
-
-    file = tmp_path / "state"
-    file.write_text('["uid:0","s",{"a":1}]\nnot json\n')
-    config = tmp_path / "broker.toml"
-    config.write_text(f'[server]\nstate_file = "{file}"\n')
-    done = broker_command(tmp_path, "serve", "--config", str(config), "--socket", str(tmp_path / "s"))
-    assert done.returncode == 2 or done.returncode == 1
-    assert f"{file}: line 2 cannot be read" in done.stderr
-    assert "not json" in file.read_text()
-
-
 def test_assets_are_looked_at_before_they_are_registered(start, tools, tmp_path):
     inside = tmp_path / "media"
     inside.mkdir()
