@@ -427,9 +427,7 @@ def _check(config: Config, path: Path | None) -> None:
         seen.add(host.name)
         if host.max < host.min:
             host.max = host.min
-        for variable, value in host.env.items():
-            if not variable or "=" in variable or "\0" in variable + value:
-                raise ConfigError(f"{file}: toolhost {host.name}: env {variable!r} is not a name and a value for it")
+        _check_environment(f"{file}: toolhost {host.name}", host.env)
         for plugin, pin in host.sha256.items():
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
@@ -441,6 +439,9 @@ def _check(config: Config, path: Path | None) -> None:
                 raise ConfigError(f"{file}: {section} {one.name!r} is no name for a tool")
             if not one.command or not one.command[0]:
                 raise ConfigError(f"{file}: {section} {one.name}: command is a list, the program first")
+            if "\0" in "".join((*one.command, one.cwd)):
+                raise ConfigError(f"{file}: {section} {one.name}: command or cwd has a NUL character in it")
+            _check_environment(f"{file}: {section} {one.name}", one.env)
             if one.name in named:
                 raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
             named.add(one.name)
@@ -457,6 +458,12 @@ def _check(config: Config, path: Path | None) -> None:
         address(config.http.listen, "http.listen")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
+
+
+def _check_environment(where: str, env: Mapping[str, str]) -> None:
+    for variable, value in env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise ConfigError(f"{where}: env {variable!r} is not a name and a value for it")
 
 
 def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
