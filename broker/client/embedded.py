@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from broker import config, errors, toolhosts
 from broker.assets import Assets
 from broker.client import reply as replies
 from broker.client.failures import CallFailed, failure
 from broker.client.reply import Reply
-from broker.client.request import encode, input_text
+from broker.client.request import encode, input_text, named
 from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
@@ -286,6 +288,20 @@ class Embedded:
 
         self._here()
         return status.tools(tool for tool in self.dispatcher.registry if self.rights.allow(tool))
+
+    def state(self, session: str) -> dict[str, Any]:
+        """What event tools have made of this session."""
+        self._here()
+        with self._lock:
+            found = self.dispatcher.sessions.find((self.principal, named(session)))
+            state: dict[str, Any] = msgspec.json.decode(found.text) if found is not None else {}
+        return state
+
+    def clear_state(self, session: str) -> bool:
+        """It begins anew. Was there a state?"""
+        self._here()
+        with self._lock:
+            return self.dispatcher.sessions.forget_story((self.principal, named(session)))
 
     def issue_lease(self, aid: str, *, tier: int | None = None, ttl: float | None = None) -> str:
         """A single-use token for a tool above tier 0. Whoever holds the Embedded is its operator."""
