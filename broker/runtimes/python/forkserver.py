@@ -258,7 +258,8 @@ def fork(fds: list[int], reuse: bool) -> int:
         os.dup2(2, 1)
         os.close(nothing)
         os.close(fds[1])
-        code = live(_socket.socket(fileno=fds[0]), reuse)
+        wire = _socket.socket(fileno=fds[0])  # open until we have ended: its end is taken for ours
+        code = live(wire, reuse)
     except SystemExit as request:
         code = exit_code(request)
     except BaseException:

@@ -135,7 +135,7 @@ class Server:
                     self.children.difference_update(leaving)
                     question += b"".join([_four(child.pid) for child in leaving])
                 self._control.settimeout(seconds)
-                socket.send_fds(self._control, [question], fds or [])
+                socket.send_fds(self._control, [question], fds or [], socket.MSG_NOSIGNAL)
                 reply, reason = self._control.recv(PACKET), "ended"
             except OSError as error:
                 reply, reason = b"", f"gave no answer: {error}"
@@ -167,6 +167,13 @@ class Server:
                 self._stop()
             finally:
                 self._lock.release()
+
+    def abandon(self) -> None:
+        """After a fork of ours: it is the parent's. Only our copies of what leads to it are closed."""
+        for child in self.children:
+            child.close()
+        self._control.close()
+        self.process.close()
 
     def dead(self) -> bool:
         return self.process.status is not None or is_readable(self.process.pidfd)
