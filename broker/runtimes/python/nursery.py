@@ -21,6 +21,7 @@ from broker.runtimes.python import server
 from broker.runtimes.python.server import Child, Server, ServerDied
 
 SPARES = 2  # children that wait for a call, so that none waits for a fork
+SERVER, WAITING, RUNNING, LEAVING = "fork server", "waiting", "running", "leaving"
 MOST_MODULES = 4096  # that are kept warm
 
 
@@ -52,6 +53,7 @@ class Nursery:
         self._modules: dict[str, None] = {}  # kept warm, in the order in which they were first imported
         self._unfit: set[str] = set()
         self._stamps: list[tuple[str, int]] = []
+        self.counts = {"started": 0, "forked": 0, "died": 0, "recycled": 0}
         self._closing = threading.Event()
         self._burying = False  # soon
 
@@ -102,6 +104,7 @@ class Nursery:
 
     def keep(self, child: Child) -> None:
         """It may have another call, before those that have had none."""
+        child.calls += 1
         self._spares.appendleft(child)
 
     def end(self, child: Child) -> int | None:
@@ -133,7 +136,7 @@ class Nursery:
             if running is None or self._closing.is_set():
                 return
             try:
-                self._spares.append(running.fork(self._reuse))
+                self._spares.append(self._forked(running))
             except (ServerDied, OSError):
                 return
 
@@ -149,10 +152,15 @@ class Nursery:
                     self._closing.wait(max(0.0, self.starts.retry_at - now))
                     self._start()
                 assert self._server is not None
-                return self._server.fork(self._reuse)
+                return self._forked(self._server)
             except (ServerDied, SpawnError, OSError) as error:
                 self._retire()
                 self.starts.failed(str(error), time.monotonic())
+
+    def _forked(self, running: Server) -> Child:
+        child = running.fork(self._reuse)
+        self.counts["forked"] += 1
+        return child
 
     # --- the server -------------------------------------------------------------------------------------------------
 
@@ -163,6 +171,7 @@ class Nursery:
             if self._closing.is_set():
                 raise SpawnError(CLOSED.text)
             self._server = server.start(self._spec, self._spawner)
+            self.counts["started"] += 1
             self._server.load([], STARTUP_SECONDS)  # is it there at all?
             try:
                 if not self._load(self._server, modules):
@@ -216,6 +225,7 @@ class Nursery:
         old, self._server = self._server, None
         self._stamps = []
         if old is not None:
+            self.counts["died" if old.dead() else "recycled"] += 1
             self._retired.append(old)
         self._drop_spares()
 
@@ -231,8 +241,7 @@ class Nursery:
         if running is not None and running.dead() and self._lock.acquire(blocking=False):
             try:
                 if running is self._server:
-                    self._server = None
-                    self._retired.append(running)
+                    self._retire()
             finally:
                 self._lock.release()
         for old in list(self._retired):
@@ -240,6 +249,16 @@ class Nursery:
                 self._retired.remove(old)
             elif not old.children or self._closing.is_set():
                 old.stop()
+
+    def processes(self) -> list[tuple[str, Server | Child]]:
+        """All that are alive, and what they are doing."""
+        running, spares = self._server, list(self._spares)
+        found: list[tuple[str, Server | Child]] = [] if running is None else [(SERVER, running)]
+        found += [(LEAVING, old) for old in list(self._retired)]
+        for one in [] if running is None else [running, *self._retired]:
+            gone = list(one.leaving)
+            found += [(WAITING if child in spares else RUNNING, child) for child in list(one.children - set(gone))]
+        return found
 
     def close(self) -> None:
         """For good: everything is killed."""

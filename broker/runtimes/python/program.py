@@ -83,7 +83,7 @@ class Program:
         self.root = os.path.realpath(settings.app_root)
         self.python = interpreter(settings)
         self.timeout = settings.timeout_seconds
-        self.counts = {"crash": 0, "timeout": 0, "violation": 0}
+        self.calls = {"crash": 0, "timeout": 0, "violation": 0}  # that ended so
         self.last_reason = ""
         self.nursery = Nursery(self.root, self.python, self.root, settings.reuse, spawner)
         self._limits = limits
@@ -164,15 +164,15 @@ class Program:
     def _failure(self, work: Work, child: Child, heard: Heard, end: Callable[[Child], int | None]) -> Refusal:
         aid = work.tool.name
         if heard.ended == conversation.LATE:
-            self.counts["timeout"] += 1
+            self.calls["timeout"] += 1
             child.kill()
             return verdicts.timeout(aid, work.timeout)
         if heard.ended == conversation.TOO_LONG:
             return verdicts.oversize(aid, self._limits.reply_bytes)
         if heard.ended == conversation.JUNK:
-            self.counts["violation"] += 1
+            self.calls["violation"] += 1
             return verdicts.bad_reply(aid, "wrote into what is not its own")
-        self.counts["crash"] += 1
+        self.calls["crash"] += 1
         return verdicts.crash(aid, _obituary(end(child), heard.said))
 
     def release(self, child: Child | None, heard: Heard) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 
@@ -45,7 +46,7 @@ _loaded = msgspec.json.Decoder(Loaded).decode
 class Child:
     """A forked interpreter: our ends of its socket and its stderr. Its number is its own until the server reaps it."""
 
-    __slots__ = ("pid", "pidfd", "server", "stderr", "wire")
+    __slots__ = ("born", "calls", "pid", "pidfd", "server", "stderr", "wire")
 
     def __init__(self, pid: int, wire: socket.socket, stderr: int, server: Server) -> None:
         self.pid = pid
@@ -53,6 +54,8 @@ class Child:
         self.wire = wire
         self.stderr = stderr
         self.server = server
+        self.born = time.monotonic()
+        self.calls = 0
 
     def dead(self) -> bool:
         return is_readable(self.pidfd)
@@ -78,6 +81,8 @@ class Server:
     def __init__(self, started: Process, control: socket.socket) -> None:
         self.process = started
         self.children: set[Child] = set()  # alive
+        self.born = time.monotonic()
+        self.forks = 0
         self.stopped = False
         self._control = control
         self._lock = threading.Lock()
@@ -102,6 +107,7 @@ class Server:
             theirs.close()
             os.close(writer)
         self.children.add(child)
+        self.forks += 1
         return child
 
     def leave(self, child: Child) -> None:
