@@ -41,6 +41,7 @@ from broker.runtimes.events.program import Program
 from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
+from broker.runtimes.python.calls import PythonCalls
 from broker.secrets import Secrets
 from broker.ticket import Call, Ticket
 
@@ -167,6 +168,7 @@ class Embedded:
         self._shared.policy = self.dispatcher
         self.runtimes: list[Threads] = []
         self._events: list[EventCalls] = []
+        self._python: list[PythonCalls] = []
         self._fallen_back: deque[Tool] = deque()
         assets = Assets()
         try:
@@ -179,6 +181,12 @@ class Embedded:
                 self.runtimes.append(runtime)
             for one in settings.oneshot:
                 registry.add(described([describe(one)], cards(settings))[0], OneShot(one, self._shared))
+            for python in settings.python:
+                app = PythonCalls(python, self._shared)
+                self._python.append(app)
+                for info in described(app.tools(), cards(settings)):
+                    tool = registry.add(info, app)
+                    tool.timeout = tool.stats.timeout = app.program.timeout_of(tool.name)
             for events in settings.events:
                 runs = EventCalls(Program(events, settings.limits, assets, self._log), self._shared)
                 registry.add(described([describe_events(events)], cards(settings))[0], runs)
@@ -210,6 +218,9 @@ class Embedded:
         runtimes, self.runtimes = self.runtimes, []
         for runtime in runtimes:
             runtime.fleet.abandon()
+        apps, self._python = self._python, []
+        for app in apps:
+            app.abandon()
 
     def _here(self) -> None:
         """The first call after a fork starts anew."""
@@ -233,6 +244,8 @@ class Embedded:
             runtime.fleet.close(CLOSED)
         for events in self._events:
             events.close()
+        for app in self._python:
+            app.close(CLOSED)
         self._shared.stop()
         self.dispatcher.audit.close()
         remove_directory(self._private)
