@@ -14,7 +14,7 @@ help:
 	@echo "make lint   ruff and mypy --strict only"
 	@echo "make bench  micro-benchmarks; then ratios, peers and growth, ten minutes (BENCH_FLAGS=--quick: one; --write: docs/)"
 	@echo "make bench-peers   install those that make bench compares with"
-	@echo "make soak   mixed load with random faults, ten minutes (SECONDS=n), and a verdict"
+	@echo "make soak   mixed load with random faults, ten minutes (SECONDS=n), a cluster that keeps dying, and a verdict"
 	@echo "make fuzz   the readers of lines under libFuzzer with ASan and UBSan, two minutes (SECONDS=n), and a verdict"
 	@echo "make clean  remove $(VENV) and build/"
 

@@ -19,6 +19,7 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one for ever; not all
 PING_SECONDS = 5  # a server that has not answered two of these is away
 BEHIND = 1024 * 1024  # bytes that NATS has not taken yet
 MOST_UNSENT = 1024  # messages
+MOST_TOLD = 50  # different problems that are logged while it is away
 NO_RESPONDERS = "503"  # NATS' own answer for whoever is not there
 
 
@@ -35,19 +36,22 @@ class Bus:
     def __init__(self, url: str, name: str, log: Log) -> None:
         try:
             import nats.errors
-            from nats.aio.client import Client
+
+            from broker.busclient import LastingClient
         except ImportError:
             raise ConfigError("NATS needs nats-py: pip install 'toolhost-broker[nats]'") from None
         self._troubles: tuple[type[Exception], ...] = (nats.errors.Error, OSError, TimeoutError)
         self.url = url
         self.place = without_secrets(url)
-        self.client: Client = Client()
+        self.client: Client = LastingClient()
         self._name = name
         self._log = log
-        self._told = ""  # the last problem that was logged
+        self._told: set[str] = set()  # problems that have been logged since it was last there
         self._attempts = 0  # since it was last there
         self._stopping = False
+        self.connections = 0  # that have been made
         self._listeners: list[Callable[[], Awaitable[object]]] = []
+        self._listening = asyncio.Lock()
         self._outgoing: deque[Message] = deque()
         self._sending: asyncio.Task[None] | None = None
 
@@ -77,7 +81,7 @@ class Bus:
                     reconnected_cb=self._connected,
                 )
                 break
-            except self._troubles as error:
+            except Exception as error:  # whatever it is: without another attempt there would be no NATS for ever
                 await self._problem(error)
         await self._connected()
 
@@ -103,7 +107,7 @@ class Bus:
             message = self._outgoing.popleft()
             try:
                 await self.client.publish(message.subject, message.payload, message.reply, message.headers)
-            except self._troubles as error:
+            except Exception as error:  # the others are to be sent all the same
                 self._log.warning("nats: a message is lost", subject=message.subject, reason=_words(error))
 
     async def flush(self) -> None:
@@ -115,28 +119,30 @@ class Bus:
 
     async def stop(self) -> None:
         self._stopping = True
-        with contextlib.suppress(*self._troubles):
+        with contextlib.suppress(*self._troubles, RuntimeError):  # uvloop's, of a transport that has just broken
             await self.client.close()
 
     async def _connected(self) -> None:
-        self._told = ""
+        self._told.clear()
         self._attempts = 0
+        self.connections += 1
         self._log.info("nats connected", url=self.place)
-        for listener in self._listeners:
-            try:
-                await listener()
-            except Exception as error:  # none of them may keep the others, or the next connection, from coming
-                self._log.warning("nats", url=self.place, reason=_words(error))
+        async with self._listening:  # those of the next connection come after those of this one
+            for listener in self._listeners:
+                try:
+                    await listener()
+                except Exception as error:  # none of them may keep the others, or the next connection, from coming
+                    self._log.warning("nats", url=self.place, reason=_words(error))
 
     async def _disconnected(self) -> None:
         if not self._stopping:
             self._log.warning("nats is away", url=self.place)
 
     async def _problem(self, error: Exception) -> None:
-        """Once, as long as it is the same. While the server is away, the next attempt waits for this."""
+        """Each once, until it has passed. While the server is away, the next attempt waits for this."""
         text = _words(error)
-        if text != self._told:
-            self._told = text
+        if text not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(text)
             self._log.warning("nats", url=self.place, reason=text)
         if not self.connected:
             seconds = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
@@ -145,8 +151,8 @@ class Bus:
 
 
 def without_secrets(url: str) -> str:
-    """As it may be shown: names, passwords and tokens of servers (a,b,…) stand in front of the @."""
-    servers = (one.strip().rpartition("://") for one in url.split(","))
+    """As it may be shown: names, passwords and tokens of servers (a,b,…) stand in front of the @, or behind a ?."""
+    servers = (one.strip().partition("?")[0].rpartition("://") for one in url.split(","))
     return ",".join(scheme + colon + place.rpartition("@")[2] for scheme, colon, place in servers)
 
 

@@ -11,16 +11,20 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
 from broker.errors import ConfigError
+from broker.origin import origin
 
 Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Natural = Annotated[int, Meta(ge=0)]
+Variable = Annotated[str, Meta(pattern=r"^\s*[^\s=\0]+\s*$")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+UtpName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")]  # a token of a subject, and in a consumer's name
 
 MB = 1024 * 1024
 
@@ -170,6 +174,21 @@ class Principal(Struct, forbid_unknown_fields=True, kw_only=True):
     operator: bool = False
 
 
+class ToolArgs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options.args]: arguments that callers need not give, or may not."""
+
+    defaults: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+
+
+class ToolOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[tool.options]: what becomes of a caller's arguments before the tool sees them."""
+
+    args: ToolArgs = msgspec.field(default_factory=ToolArgs)
+    envs: dict[str, Variable] = {}  # argument → the environment variable that its value is in
+    jina: dict[str, Any] = {}  # for a tool of [jina]
+
+
 class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     """[[tool]]: what people read about a tool, and the schema that its input has to fit."""
 
@@ -180,6 +199,7 @@ class Card(Struct, forbid_unknown_fields=True, kw_only=True):
     tags: tuple[str, ...] | None = None
     examples: tuple[dict[str, Any], ...] | None = None
     schema: dict[str, Any] | None = None
+    options: ToolOptions | None = None
 
 
 class Http(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -225,14 +245,33 @@ class UtpTarget(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tool: str
     author: str = ""  # of result cards; empty: tool.<target>
+    envs: dict[str, Variable] = {}  # argument → environment variable; stronger than the tool's own options.envs
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 0.0  # 0: the tool's own
+    max: Positive = 64  # commands in hand
 
 
 class Utp(Struct, forbid_unknown_fields=True, kw_only=True):
     """[utp]: CommonGround's tool executor: commands from NATS, cards and reports in a store."""
 
-    targets: dict[Name, str | UtpTarget] = {}  # target → the tool's name, or a table with more
+    targets: dict[UtpName, str | UtpTarget] = {}  # target → the tool's name, or a table with more
     store: Literal["sqlite", "postgres"] = "sqlite"
     dsn: str = ""  # postgresql://…, or the SQLite file; empty: PG* variables, or a file in this user's state directory
+    lease_seconds: Annotated[float, Meta(ge=1)] = 15.0  # a broker that has not been heard of for so long has died
+    manage: Literal["local", "operator"] = "local"  # who defines tools over HTTP: also callers on loopback, or not
+    variables: tuple[str, ...] = ("*",)  # globs: environment variables that definitions of tools may name
+
+    def served(self) -> dict[str, UtpTarget]:
+        """A name alone stands for a table with nothing else in it."""
+        return {name: UtpTarget(tool=one) if isinstance(one, str) else one for name, one in self.targets.items()}
+
+
+class Jina(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[jina]: Jina's search and reader as tools; what each of them asks for stands in its options."""
+
+    tools: list[str] = []  # their names; none: no such tools
+    search: str = "https://s.jina.ai"  # whoever is asked in its place
+    reader: str = "https://r.jina.ai"
+    max: Positive = 8  # requests at once
 
 
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -250,6 +289,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     nats: Nats = msgspec.field(default_factory=Nats)
     queue: Queue = msgspec.field(default_factory=Queue)
     utp: Utp = msgspec.field(default_factory=Utp)
+    jina: Jina = msgspec.field(default_factory=Jina)
     tool: list[Card] = msgspec.field(default_factory=list)
     alias: dict[str, str] = msgspec.field(default_factory=dict)  # another name → a tool's own, for machina_dispatch
 
@@ -264,7 +304,10 @@ TABLES: dict[str, type[Struct]] = {
     "nats": Nats,
     "queue": Queue,
     "utp": Utp,
+    "jina": Jina,
 }
+
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 # What Machina's users have in their environment, and which setting it is here.
 MACHINA = {
@@ -371,6 +414,11 @@ _LISTS: dict[str, type[Struct]] = {
     "tool": Card,
 }
 _SECTIONS: dict[str, type[Struct]] = {**TABLES, **_LISTS}
+_INNER: dict[str, type[Struct]] = {  # tables in tables
+    r"python\[.*\.tools\[.*": PythonTool,
+    r"tool\[.*\.options": ToolOptions,
+    r"tool\[.*\.options\.args": ToolArgs,
+}
 
 
 def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]) -> Config:
@@ -385,7 +433,8 @@ def _convert(tree: dict[str, Any], path: Path | None, origins: Mapping[str, str]
         unknown = re.search(r"unknown field `([^`]*)`", text)
         if unknown:
             section = place.split("[")[0]
-            kind = PythonTool if re.match(r"python\[.*\.tools\[", place) else _SECTIONS.get(section, Config)
+            inner = (kind for pattern, kind in _INNER.items() if re.fullmatch(pattern, place))
+            kind = next(inner, _SECTIONS.get(section, Config))
             inside = f"[{where.rstrip(',')}]" if where else "the top level"
             raise ConfigError(
                 f"{origin}: {inside} has no setting `{unknown.group(1)}`; {_alternatives(kind, unknown.group(1))}"
@@ -439,9 +488,7 @@ def _check(config: Config, path: Path | None) -> None:
         seen.add(host.name)
         if host.max < host.min:
             host.max = host.min
-        for variable, value in host.env.items():
-            if not variable or "=" in variable or "\0" in variable + value:
-                raise ConfigError(f"{file}: toolhost {host.name}: env {variable!r} is not a name and a value for it")
+        _check_environment(f"{file}: toolhost {host.name}", host.env)
         for plugin, pin in host.sha256.items():
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
@@ -453,10 +500,14 @@ def _check(config: Config, path: Path | None) -> None:
                 raise ConfigError(f"{file}: {section} {one.name!r} is no name for a tool")
             if not one.command or not one.command[0]:
                 raise ConfigError(f"{file}: {section} {one.name}: command is a list, the program first")
+            if "\0" in "".join((*one.command, one.cwd)):
+                raise ConfigError(f"{file}: {section} {one.name}: command or cwd has a NUL character in it")
+            _check_environment(f"{file}: {section} {one.name}", one.env)
             if one.name in named:
                 raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
             named.add(one.name)
     _check_python(config, file, named)
+    _check_jina(config.jina, file, named)
     cards: set[str] = set()
     for card in config.tool:
         if not card.name or card.name in cards:
@@ -467,8 +518,33 @@ def _check(config: Config, path: Path | None) -> None:
         address(config.server.tcp, "server.tcp")
     if config.http.listen:
         address(config.http.listen, "http.listen")
+    if config.utp.targets and not config.nats.url:
+        raise ConfigError(f"{file}: [utp] targets get their commands from NATS: set nats.url (or --nats URL)")
     if not config.http.tools_path.startswith("/"):
         raise ConfigError(f"{file}: http.tools_path = {config.http.tools_path!r}: expected a path, for example /tools")
+    if config.nats.url:
+        _check_nats(config.nats.url)
+    elif config.nats.remote:
+        raise ConfigError("nats.remote (--remote) needs nats.url (--nats nats://HOST:PORT)")
+
+
+def _check_nats(text: str) -> None:
+    """What would be looked for in vain for ever. What may be a password is not quoted."""
+    for one in text.split(","):
+        try:
+            url = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
+            good = url.scheme in NATS_SCHEMES and url.hostname and not url.path.strip("/") and url.port != 0
+        except ValueError:  # its port
+            good = False
+        if not good or " " in one.strip():
+            expected = "nats://HOST:PORT, or several with commas between them"
+            raise ConfigError(f"nats.url: {one.strip().rpartition('@')[2]!r}: expected {expected}")
+
+
+def _check_environment(where: str, env: Mapping[str, str]) -> None:
+    for variable, value in env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise ConfigError(f"{where}: env {variable!r} is not a name and a value for it")
 
 
 def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
@@ -491,6 +567,18 @@ def _check_python(config: Config, file: Path | str, named: set[str]) -> None:
             if tool.name in named:
                 raise ConfigError(f"{file}: two tools are called {tool.name}; give one of them another name")
             named.add(tool.name)
+
+
+def _check_jina(jina: Jina, file: Path | str, named: set[str]) -> None:
+    for setting, place in (("search", jina.search), ("reader", jina.reader)):
+        if origin(place) is None:
+            raise ConfigError(f"{file}: jina.{setting} = {place!r}: expected http(s)://HOST[:PORT], nothing else")
+    for name in jina.tools:
+        if not name or name.startswith("_"):
+            raise ConfigError(f"{file}: jina.tools: {name!r} is no name for a tool")
+        if name in named:
+            raise ConfigError(f"{file}: two tools are called {name}; give one of them another name")
+        named.add(name)
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

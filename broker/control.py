@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from broker.server import Broker
 
 Answer = dict[str, Any] | Refusal
+NO_UTP = Refusal(errors.NOT_FOUND, "this broker keeps no definitions of tools: [utp] in broker.toml says where")
 
 
 class Asker(Named, Protocol):
@@ -48,6 +49,16 @@ class _Session(Struct):
     session: str = ""
 
 
+class _Definition(Struct):
+    project: str = ""
+    file: str = ""  # what it says
+    make_project: bool = False
+
+
+class _Project(Struct):
+    project: str = ""
+
+
 class _Auth(Struct):
     token: str = ""
 
@@ -71,6 +82,8 @@ class Control:
             "_breaker.reset": self._breaker_reset,
             "_pause": self._pause,
             "_resume": self._resume,
+            "_utp.tool.add": self._utp_tool_add,
+            "_utp.tool.list": self._utp_tool_list,
         }
         queue = QueueWords(broker)
         self._askers: dict[str, Callable[[Asker, bytes], Awaitable[Answer]]] = queue.callers
@@ -159,14 +172,16 @@ class Control:
         if not 0 <= tier <= 3:
             return Refusal(errors.BAD_REQUEST, f"tier {tier} is not one of 0, 1, 2, 3")
         seconds = None if asked.ttl_ms is None else asked.ttl_ms / 1000
-        now = time.monotonic()
+        leases, now, shared = broker.dispatcher.leases, time.monotonic(), broker.cluster is not None
         try:
-            lease = broker.dispatcher.leases.issue(asked.tool_aid, tier, seconds, asker.principal, now)
-            if broker.cluster is not None:
-                await broker.cluster.leases.publish(lease)
+            lease = leases.issue(asked.tool_aid, tier, seconds, asker.principal, now, shared=shared)
         except TooMany as error:
             return Refusal(errors.OVERLOADED, str(error))
+        try:
+            if broker.cluster is not None:
+                await broker.cluster.leases.publish(lease)
         except Away as error:
+            leases.revoke(lease.token, now)
             return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
         broker.audit.write("lease_issued", asker.principal, lease.tool, lease.tier, lease.fingerprint)
         return {
@@ -198,7 +213,13 @@ class Control:
         return {"fingerprint": lease.fingerprint}
 
     async def _lease_gc(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        return self._broker.dispatcher.leases.gc(time.monotonic())._asdict()
+        counts = self._broker.dispatcher.leases.gc(time.monotonic())
+        if self._broker.cluster is not None:  # what was issued, used and rejected here; what can be used anywhere
+            try:
+                counts = counts._replace(active=len(await self._broker.cluster.leases.alive()))
+            except Away as error:
+                return Refusal(errors.UNAVAILABLE, f"{error}; leases are the whole cluster's", retry_after=1)
+        return counts._asdict()
 
     # --- breakers ---------------------------------------------------------------------------------------------------
 
@@ -226,6 +247,25 @@ class Control:
             return Refusal(errors.NOT_FOUND, wrong)
         self._broker.log.info(done, name=name, who=asker.principal)
         return {"paused": sorted(self._broker.pauses.names)}
+
+    # --- CommonGround's definitions of tools -----------------------------------------------------------------------
+
+    async def _utp_tool_add(self, asker: Asker, line: bytes) -> Answer:
+        asked = msgspec.json.decode(line, type=_Definition)
+        if self._broker.management is None:
+            return NO_UTP
+        found = await self._broker.management.add(asked.project, asked.file.encode(), asked.make_project)
+        if isinstance(found, Refusal):
+            return found
+        self._broker.log.info("tool defined", project=found.project_id, tool=found.tool_name, who=asker.principal)
+        return {"tool": msgspec.to_builtins(found)}
+
+    async def _utp_tool_list(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
+        asked = msgspec.json.decode(line, type=_Project)
+        if self._broker.management is None:
+            return NO_UTP
+        found = await self._broker.management.tools(asked.project)
+        return found if isinstance(found, Refusal) else {"tools": msgspec.to_builtins(found)}
 
 
 def session_key(asker: Asker, name: str) -> Hashable:

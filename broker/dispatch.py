@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from broker import errors
 from broker.config import Config
@@ -22,10 +24,13 @@ from broker.policy import sessions
 from broker.policy.breaker import State
 from broker.policy.idempotency import Cache, Entry, key_of
 from broker.policy.leases import Lease, Leases, fingerprint
+from broker.policy.schema import Schema
 from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.pool.verdicts import unquoted
 from broker.registry import Registry
+from broker.secrets import Secrets
 from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
+from broker.utp import args
 
 if TYPE_CHECKING:
     from broker.cluster.gate import Gate
@@ -41,12 +46,14 @@ class Dispatcher:
         settings: Config,
         audit: Audit,
         defer: Callable[[Callable[..., None], Session], object],
+        secrets: Secrets,
     ) -> None:
         self.registry = registry
         self.defer = defer  # calls a function soon, but not now
         self.limits = settings.limits
         self.enforce_leases = settings.lease.enforce
         self.audit = audit
+        self.secrets = secrets
         limits, kept = settings.limits, settings.idempotency
         self.sessions = Sessions(limits.sessions, limits.session_bytes, limits.session_idle_seconds)
         self.waiting = WaitingRoom(limits.queue_seconds, "its session (limits.queue_seconds)")
@@ -82,8 +89,12 @@ class Dispatcher:
             return refusal
         if self.is_too_large(call.lines):
             return self.too_large("the call, written as a toolhost reads it,")
-        if call.tool.schema is not None and (problem := call.tool.schema.problem(call.input_json())):
-            return Refusal(errors.BAD_REQUEST, problem)
+        if call.tool.options is not None:
+            refusal = self._complete(call, call.tool.options)
+        elif call.tool.schema is not None:
+            refusal = self._unfit(call.tool.schema, call.input_json())
+        if refusal is not None:
+            return refusal
         state = None
         if call.ds_state is not None:
             try:
@@ -114,6 +125,31 @@ class Dispatcher:
         if refusal is not None:
             ticket.hand_back()
         return refusal
+
+    def _unfit(self, schema: Schema, given: str) -> Refusal | None:
+        problem = schema.problem(given, self.secrets.hidden.text)
+        return Refusal(errors.BAD_REQUEST, problem) if problem else None
+
+    def _complete(self, call: Call, options: dict[str, Any]) -> Refusal | None:
+        """The tool is given what its options say beside what the caller says, which alone has to fit the schema."""
+        tool, rules = call.tool, args.read(options)
+        try:
+            given = msgspec.json.decode(call.input_json(), type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError) as error:
+            return Refusal(errors.BAD_REQUEST, f"the input of {tool.name} has to be an object, it has options: {error}")
+        arguments = rules.defaults | {name: value for name, value in given.items() if name not in rules.hidden}
+        if tool.schema is not None:
+            refusal = self._unfit(tool.schema, _text(arguments))
+            if refusal is not None:
+                return refusal
+        try:
+            complete = args.with_values(arguments | rules.fixed, rules.envs, self.secrets)
+        except args.NoValue as error:
+            return Refusal(errors.UNAVAILABLE, f"{tool.name}: {error}")
+        call.say(_text(complete))
+        call.options = call.options or options
+        call.secret = call.secret or bool(rules.envs)
+        return self.too_large("the call, with what its tool's options add,") if self.is_too_large(call.lines) else None
 
     def urgent(self, work: Work) -> bool:
         """Others wait for its outcome: a caller that does not read its replies must not hold it."""
@@ -291,13 +327,14 @@ class Dispatcher:
     def failed(self, tool: Tool, kind: Kind, reason: str, now: float) -> None:
         """A crash, a timeout, a broken or oversize reply."""
         self.catch_up(tool)
+        reason = self.secrets.hidden.text(reason)
         self.noted(tool.name, kind.code, reason)
         if tool.breaker.failed(reason, now):
             self._tripped(tool, now)
 
     def noted(self, what: str, code: str, reason: str) -> None:
         """For whoever asks what went wrong of late."""
-        self.recent.add(what, code, unquoted(reason).removeprefix(f"{what}: "))
+        self.recent.add(what, code, unquoted(self.secrets.hidden.text(reason)).removeprefix(f"{what}: "))
 
     def catch_up(self, tool: Tool) -> None:
         """Plain calls are only counted, by threads or by the board, and told of when something else happens, or from
@@ -380,6 +417,10 @@ class Dispatcher:
         room.leave(tickets)
         for ticket in tickets:
             ticket.give_up(refusal)
+
+
+def _text(arguments: dict[str, Any]) -> str:
+    return msgspec.json.encode(arguments).decode()
 
 
 def _not_found(tool: Tool) -> Refusal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from broker.config import Card, Config
 from broker.errors import ConfigError
 from broker.model import ToolInfo
 from broker.policy.schema import Schema
+from broker.utp import args
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*|AID(\.[A-Z][A-Z0-9_]*)+\.v[0-9]+")
 
@@ -27,18 +29,27 @@ def beside(plugin: Path) -> dict[str, Card]:
     """`demo_plugin.tools.json` beside `demo_plugin.so`, if it is there."""
     file = plugin.with_suffix(".tools.json")
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Manifest).tools
+        found = msgspec.json.decode(file.read_bytes(), type=Manifest).tools
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file}: {str(error)[0].lower()}{str(error)[1:]}") from None
+    for name, card in found.items():
+        if card.options is not None:  # they may name our environment's variables
+            raise ConfigError(f"{file}: {name}: options stand in broker.toml, [[tool]]")
+    return found
 
 
 def cards(settings: Config) -> dict[str, Card]:
     """What broker.toml says of tools."""
     return {card.name: card for card in settings.tool}
+
+
+def options(settings: Config) -> dict[str, dict[str, Any]]:
+    """What broker.toml makes of tools' arguments."""
+    return {card.name: msgspec.to_builtins(card.options) for card in settings.tool if card.options is not None}
 
 
 def described(tools: Iterable[ToolInfo], *layers: Mapping[str, Card]) -> list[ToolInfo]:
@@ -50,7 +61,11 @@ def described(tools: Iterable[ToolInfo], *layers: Mapping[str, Card]) -> list[To
             if card is not None:
                 said = {field: value for field in card.__struct_fields__ if (value := getattr(card, field)) is not None}
                 said.pop("name", None)
+                options = said.pop("options", None)
                 tool = msgspec.structs.replace(tool, **said)
+                if options is not None and tool.schema is not None:
+                    shown = args.published(tool.schema, msgspec.to_builtins(options))
+                    tool = msgspec.structs.replace(tool, schema=shown)
         if tool.schema is not None:
             Schema(tool.schema, tool.aid)  # now, so that a mistake in it is the configuration's
         found.append(tool)

@@ -61,6 +61,7 @@ class Tool:
         "info",
         "latencies",
         "name",
+        "options",
         "paused",
         "runtime",
         "schema",
@@ -80,6 +81,7 @@ class Tool:
         self.counts_errors = False  # its own errors count for the breaker
         self.runtime = runtime
         self.timeout = timeout
+        self.options: dict[str, Any] | None = None  # what becomes of its callers' arguments
         self._text = ffi.from_buffer(info.aid.encode())
         self.stats = ffi.new("tb_tool *", {"index": index, "timeout": timeout})  # what it costs; the board's view of it
         self.stats.name, self.stats.name_len = self._text, len(self._text)
@@ -282,6 +284,7 @@ class Work:
         "live",
         "moved",
         "moves",
+        "options",
         "queued",
         "sink",
         "suspect",
@@ -307,6 +310,7 @@ class Work:
         self.suspect = tool  # of a line of our own: whose call it is about
         self.entries: list[Any] | None = None  # of a run of calls with keys, one a call (tb_entry *, held)
         self.job: Place | None = None  # where files of its may be put
+        self.options: dict[str, Any] | None = None  # of the tool, for this call
         self.live: Live | None = None
         self.at = -1  # the place of its first reply in the caller's order; negative: it may overtake
 
@@ -329,6 +333,7 @@ class Work:
         first.moves = self.moves
         first.ticket = self.ticket
         first.job = self.job
+        first.options = self.options
         if self.entries is not None:
             first.entries, self.entries = self.entries[:count], self.entries[count:]
         first.at = self.at

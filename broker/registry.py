@@ -43,6 +43,7 @@ class Registry:
             breaker.max_open_seconds,
         )
         self._counted = breaker.count_tool_errors
+        self._options: dict[str, dict[str, Any]] = {}
         self._count = 0  # of tools so far: an index is never used again
         self.changes = 0  # times that a tool has come, gone, or become another
         self._by_name: dict[str, Tool] = {}
@@ -69,6 +70,7 @@ class Registry:
         self._count += 1
         tool.counts_errors = any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in self._counted)
         tool.stats.counted = tool.counts_errors
+        tool.options = self._options_of(tool)
         self._by_name[tool.name] = tool
         if self._on_tool is not None:
             self._on_tool(tool)
@@ -77,6 +79,16 @@ class Registry:
             _put(table, tool.name, tool.index)
         self.gate(tool)
         return tool
+
+    def use_options(self, options: dict[str, dict[str, Any]]) -> None:
+        """By tool: what the configuration makes of its callers' arguments."""
+        self._options = options
+        for tool in self:
+            tool.options = self._options_of(tool)
+            self.gate(tool)
+
+    def _options_of(self, tool: Tool) -> dict[str, Any] | None:
+        return None if tool.info.elsewhere else self._options.get(tool.name)  # the broker that runs it has its own
 
     def _double(self, info: ToolInfo, runtime: Source) -> ConfigError:
         sources = f"one from {self._sources[info.aid]}, one from {runtime.source}"
@@ -101,10 +113,10 @@ class Registry:
         return self._plain[rights]
 
     def gate(self, tool: Tool) -> None:
-        """Plain calls need no look while the breaker is closed, no lease is asked for, no schema has to be fitted, it
-        does not tell of itself while it runs, and the caller has the right."""
+        """Plain calls need no look while the breaker is closed, no lease is asked for, no schema has to be fitted, no
+        argument is added, it does not tell of itself while it runs, and the caller has the right."""
         closed = tool.breaker.state is not State.CLOSED or (self._enforce_leases and tool.tier > 0)
-        closed = closed or tool.schema is not None or tool.info.live
+        closed = closed or tool.schema is not None or tool.options is not None or tool.info.live
         for rights, table in self._tables.items():
             lib.tb_tools_open(table, tool.index, not closed and rights.allow(tool))
         for rights, plain in self._plain.items():

@@ -19,13 +19,13 @@ from broker._native import lib
 from broker.assets import Assets
 from broker.bus import Bus
 from broker.cluster.cluster import Cluster
-from broker.config import Card, Config
+from broker.config import Card, Config, Utp
 from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.listener import MachinaFace
 from broker.jobs import Jobs
-from broker.manifest import advice, cards, described
+from broker.manifest import advice, cards, described, options
 from broker.model import Caller, Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
@@ -43,17 +43,22 @@ from broker.runtimes.commands import Commands
 from broker.runtimes.events.program import Program as EventProgram
 from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.events.tool import EventTool
+from broker.runtimes.jina import Jina
 from broker.runtimes.oneshot import describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.app import App
 from broker.runtimes.remote import Remote
 from broker.runtimes.serve import ServeRuntime
+from broker.secrets import Lent, Secrets
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
+from broker.utp import args
 
 if TYPE_CHECKING:
     from broker.faces.http.face import HttpFace
+    from broker.faces.utp.face import UtpFace
+    from broker.utp.management import Management
 
 RATE_SECONDS = 2.0
 REAP_SECONDS = 5.0  # for killed processes to be gone at the end
@@ -66,9 +71,12 @@ class Broker:
         self.log = log
         self.core = Core(loop, settings.limits)
         self.registry = Registry(settings.breaker, settings.lease.enforce, self.core.learn)
+        self.registry.use_options(options(settings))
+        self.secrets = Secrets(os.environ, log.hidden)
+        self.lent = Lent(self.secrets, settings.utp.variables)
         self.audit = Audit(settings.lease.audit or default_path(os.environ), log)
         self.door = Door(Tokens(tokens_path()), log)
-        self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon)
+        self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon, self.secrets)
         self.core.policy = self.dispatcher
         self.core.make_room = self._make_room
         self.core.waiting_bytes = lambda: sum(room.size for room in self.dispatcher.rooms)
@@ -100,6 +108,9 @@ class Broker:
         self.cluster = Cluster(self, self.bus) if self.bus is not None else None
         if self.cluster is None:  # else no key is looked up without asking the others
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
+        self.utp: UtpFace | None = None
+        self.jina: Jina | None = None
+        self.management: Management | None = None  # of CommonGround's definitions of tools
         self._builtin: Builtin | None = None
         self._pumping = False
         self.jobs: Jobs | None = None
@@ -123,8 +134,13 @@ class Broker:
             self._add(runtime, spec, tools)
         self._use_commands(self.settings)
         self._use_apps(self.settings)
+        self._use_jina()
         if self.settings.http.listen:
             self._open_http()
+        if self.settings.utp.targets:
+            await self._open_utp()
+        elif self.settings.utp != Utp():
+            await self._open_management()
         self._mind_names()
         if self.settings.lease.enforce or self.settings.lease.audit:
             self.audit.open()
@@ -163,11 +179,36 @@ class Broker:
         for info in described(self._builtin.tools, cards(self.settings)):
             self.registry.add(info, self._builtin)
 
+    async def _open_utp(self) -> None:
+        """CommonGround's commands: its store is there, or is looked for."""
+        try:
+            from broker.faces.utp.face import UtpFace
+            from broker.utp.management import Management
+        except ImportError as error:
+            raise _no_utp(error) from None
+        assert self.bus is not None  # else the configuration would have been refused
+        self.utp = UtpFace(self, self.bus)
+        await self.utp.start()
+        self.management = Management(self.utp.stores, shared=True)
+
+    async def _open_management(self) -> None:
+        """A store, and nothing to execute: definitions of tools can be written all the same."""
+        try:
+            from broker.utp.management import Management
+            from broker.utp.stores import make_stores
+        except ImportError as error:
+            raise _no_utp(error) from None
+        self.management = Management(make_stores(self.settings.utp), shared=False)
+        await self.management.open()
+
     def _mind_names(self) -> None:
         """What is not as AutoSage's users expect, and what is said of tools that are not there."""
         for tool in self.registry:
             if said := advice(tool.name):
                 self.log.warning("unusual name of a tool", aid=tool.name, advice=said)
+            for variable in args.read(tool.options).envs.values():
+                if self.secrets.get(variable) is None:
+                    self.log.warning("a tool's variable has no value", aid=tool.name, variable=variable)
         for card in self.settings.tool:
             if self.registry.get(card.name) is None:
                 self.log.warning("[[tool]] is about a tool that is not there", aid=card.name)
@@ -232,6 +273,13 @@ class Broker:
             app.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
         self._old_apps = [app for app in (*self._old_apps, *old) if app.alive()]
 
+    def _use_jina(self) -> None:
+        settings = self.settings.jina
+        if settings.tools:
+            self.jina = Jina(settings, self.settings.limits, self.core, self.secrets, self.lent, self.log)
+            for info in described(self.jina.tools, cards(self.settings)):
+                self.registry.add(info, self.jina)
+
     def _tools_of(self, app: App, cards: dict[str, Card]) -> None:
         self.registry.replace(app, described(app.tools(), cards))
         for tool in self.registry.of(app):
@@ -278,8 +326,10 @@ class Broker:
         for runtime in (*self.runtimes, *self._retired):
             yield from runtime.pools.values()
 
-    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote]:
+    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote | Jina]:
         yield from self.pools()
+        if self.jina is not None:
+            yield self.jina
         if self.cluster is not None and self.cluster.remote is not None:
             yield self.cluster.remote
         yield from (*self.commands, *self._old_commands)
@@ -293,6 +343,8 @@ class Broker:
             command.expire(now)
         for app in (*self.apps, *self._old_apps):
             app.expire(now)
+        if self.jina is not None:
+            self.jina.expire(now)
         self._old_apps = [app for app in self._old_apps if app.alive()]
         self.dispatcher.expire(now)
         self.face.expire(now)
@@ -300,6 +352,8 @@ class Broker:
             self.http.expire(now)
         if self.cluster is not None:
             self.cluster.expire(now)
+        if self.utp is not None:
+            self.utp.expire(now)
         if self._state is not None:
             self._state.expire(now)
         since, before = self._rated
@@ -382,6 +436,8 @@ class Broker:
         serving |= {tool: app.root for app in self.apps for tool in self.registry.of(app)}
         if self.cluster is not None and self.cluster.remote is not None:
             serving |= dict.fromkeys(self.registry.of(self.cluster.remote), "remote")
+        if self.jina is not None:
+            serving |= {tool: tool.name for tool in self.registry.of(self.jina)}
         return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
 
     def settle_pauses(self) -> None:
@@ -422,6 +478,7 @@ class Broker:
             for runtime in before.values():
                 self._retired.append(runtime)
                 runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
+            self.registry.use_options(options(settings))
             self._use_commands(settings)
             self._use_apps(settings)
             self.settings.toolhost = settings.toolhost
@@ -462,6 +519,8 @@ class Broker:
             self.http.stop_accepting()
         if self.cluster is not None:
             await self.cluster.stop_accepting()
+        if self.utp is not None:
+            await self.utp.stop_accepting()
         self.dispatcher.draining = True
         self.core.board.draining = True
         for runtime in self.runtimes:
@@ -485,6 +544,10 @@ class Broker:
         if self.http is not None:
             await self.http.close()
         self.face.close()
+        if self.utp is not None:
+            await self.utp.close()
+        if self.management is not None:
+            await self.management.close()
         if self.bus is not None and self._joining is not None:
             self._joining.cancel()
             if self.cluster is not None:
@@ -510,6 +573,10 @@ class Broker:
         deadline = time.monotonic() + 1.0
         while self.face.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
+
+
+def _no_utp(error: ImportError) -> ConfigError:
+    return ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'")
 
 
 def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -54,11 +54,18 @@ class Call(msgspec.Struct):
     stream: bool = False  # the caller wants to hear of it while it runs
     request: str = ""  # the caller's own name for it
     job: Place | None = None  # where files of its may be put
+    options: dict[str, Any] | None = None  # of the tool, for this call
+    secret: bool = False  # there are values of variables in it, that its answer must not show
     mark: Mark | None = None  # where it is written that it has begun
 
     def input_json(self) -> str:
         """What the tool is given."""
         return msgspec.json.decode(self.lines, type=_Line).input_json
+
+    def say(self, input_json: str) -> None:
+        """The tool is given something else."""
+        members: dict[str, Any] = msgspec.json.decode(self.lines, type=dict[str, msgspec.Raw])
+        self.lines = msgspec.json.encode(members | {"input_json": input_json}) + b"\n"
 
 
 class _Line(msgspec.Struct):
@@ -181,13 +188,13 @@ class Ticket:
 
     def _work(self, lines: bytes) -> Work:
         """A ticket that holds nothing, and might not have to ask for anything, stays out of the way."""
-        lent = self.entry or self._probe or self.call.lease or self._session or self.call.mark
+        lent = self.entry or self._probe or self.call.lease or self._session or self.call.mark or self.call.secret
         call, sink = self.call, self if lent else self._sink
         work = Work(call.tool, lines, 1, call.ids, self.caller, sink, call.timeout)
         work.ticket = self if lent else None
         work.moved = self.weight > 0  # it has waited
         work.at = self.call.at
-        work.job = call.job
+        work.job, work.options = call.job, call.options
         if call.tool.info.live:
             work.live = LiveCall(call, self._dispatcher.sessions, self._dispatcher.limits.state_bytes)
         return work
@@ -244,6 +251,8 @@ class Ticket:
 
     def deliver(self, work: Work, lines: bytes, count: int) -> None:
         now = time.monotonic()
+        if self.call.secret:
+            lines = self._dispatcher.secrets.line(lines)
         self._outcome = lines
         if self._session is not None:
             self._leave(sessions.after_reply(self._slots, lines), now)
@@ -260,6 +269,8 @@ class Ticket:
         self.done = True
 
     def tell(self, work: Work, members: bytes) -> None:
+        if self.call.secret:
+            members = self._dispatcher.secrets.line(b"{%b}" % members).rstrip()[1:-1]
         self._sink.tell(work, members)
 
     def repeat(self, work: Work, entry: Entry) -> None:
@@ -275,6 +286,8 @@ class Ticket:
             work.moved = True
             work.tool.runtime.submit(work, now)
             return
+        if self.call.secret:
+            refusal = self._dispatcher.secrets.refusal(refusal)
         self._outcome = refusal
         if self._session is not None:
             self._leave(self._slots if refusal.ran else None, now)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from broker import where
-from broker.config import Loaded, Toolhost
+from broker.config import Config, Loaded, Toolhost
 from broker.errors import ConfigError, MissingFile
 
 BY_NAME = "named"  # by flags, or by the program that embeds us
@@ -25,11 +25,16 @@ def add(
         added.max = max(added.min, added.max)
         hosts.append(added)
         loaded.origins[f"toolhost.{added.name}"] = BY_NAME
-    elif demo and not (hosts or loaded.config.oneshot or loaded.config.python):
+    elif demo and not _has_tools(loaded.config):
         hosts.append(Toolhost(name="demo", plugins=[where.demo_plugin()]))
         loaded.origins["toolhost.demo"] = "nothing configured, so the demo tools"
     for host in hosts:
         _check_files(host, loaded)
+
+
+def _has_tools(config: Config) -> bool:
+    """Of its own, or those of others."""
+    return bool(config.toolhost or config.oneshot or config.python or config.events or config.nats.remote)
 
 
 def _pool_size(usual: int, environ: Mapping[str, str]) -> int:

@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         status,
         token,
         tools,
+        utp,
         where,
     )
 
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         pause,
         resume,
         reload,
+        utp,
         bench,
         where,
         python_tool,

@@ -124,7 +124,7 @@ try, in another terminal:
 def check(loaded: Loaded) -> int:
     """Validates, and says what each setting is and where it came from."""
     from broker.bus import without_secrets
-    from broker.runtimes.python.app import interpreter
+    from broker.runtimes.python.program import interpreter
 
     settings = loaded.config
     print(f"configuration: {loaded.file or 'no file, defaults only'}")
@@ -154,6 +154,8 @@ def check(loaded: Loaded) -> int:
         for one in app.tools:
             print(f"  {one.name} = {one.entry}, {one.timeout_seconds or app.timeout_seconds:g} s")
     tools = _learn(settings)
+    for name, target in settings.utp.served().items():
+        print(f"[utp.targets] {name} = {target.tool}{'' if target.tool in tools else '  (there is no such tool here)'}")
     print(f"{len(tools)} tools:")
     for name, source in sorted(tools.items()):
         print(f"  {name}  ({source})")

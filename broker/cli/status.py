@@ -50,12 +50,12 @@ def _text(report: dict[str, Any]) -> str:
             f"queue of the cluster: {queue['calls']} calls, {queue['running_here']} of them here, {queue['dead']} dead"
         )
     for pool in report["pools"]:
-        lines += [
-            "",
-            f"pool {pool['name']}: {pool['state']}, {pool['min']} to {pool['max']} processes  ({pool['source']})",
-        ]
+        size = f"pool {pool['name']}: {pool['state']}, {pool['min']} to {pool['max']} processes"
+        if pool["kind"] == "python":
+            size = f"app {pool['name']}: {pool['state']}, up to {pool['max']} calls at once"
+        lines += ["", f"{size}  ({pool['source']})"]
         counts = [f"{key} {value}" for key, value in pool["counts"].items() if value]
-        lines.append(f"  {pool['waiting']} waiting; {', '.join(counts)}")
+        lines.append(f"  {pool['waiting']} waiting" + (f"; {', '.join(counts)}" if counts else ""))
         if pool["reason"]:
             lines.append(f"  last trouble: {pool['reason']}")
         rows = [
@@ -64,6 +64,8 @@ def _text(report: dict[str, Any]) -> str:
         if rows:
             text = table(rows, ("PID", "STATE", "CALLS", "IN FLIGHT", "AGE S", "RSS MB"))
             lines += ["  " + line for line in text.splitlines()]
+    if "utp" in report:
+        lines += ["", *_utp(report["utp"])]
     if report["tools"]:
         lines += ["", _tools(report["tools"])]
     for tool in report["tools"]:
@@ -74,6 +76,23 @@ def _text(report: dict[str, Any]) -> str:
     if report["recent"]:
         lines += ["", "last errors:", *(f"  {_error(one)}" for one in report["recent"][-SHOWN:])]
     return "\n".join(lines)
+
+
+def _utp(utp: dict[str, Any]) -> list[str]:
+    """CommonGround's targets, and the commands that no agent hears of."""
+    lines = [f"utp: {utp['store']['kind']} {utp['store']['place']}" + ("" if utp["store"]["ready"] else ", not there")]
+    if utp["trouble"]:
+        lines.append(f"  waiting: {utp['trouble']}")
+    rows = []
+    for one in utp["targets"]:
+        counts = ", ".join(f"{name} {value}" for name, value in one["counts"].items())
+        rows.append((one["target"], one["tool"], one["state"], one["in_hand"], counts, one["reason"]))
+    text = table(rows, ("TARGET", "TOOL", "STATE", "IN HAND", "COUNTS", "REASON"))
+    lines += ["  " + line.rstrip() for line in text.splitlines()]
+    for one in utp["given_up"][-SHOWN:]:
+        clock = time.strftime("%H:%M:%S", time.localtime(one["time"]))
+        lines.append(f"  given up: {clock}  {one['subject']} (message {one['sequence']}): {one['reason']}")
+    return lines
 
 
 def _tools(tools: list[dict[str, Any]]) -> str:

@@ -34,6 +34,7 @@ class Cluster:
         name = f"broker_{settings.cluster}"
         self._bus = bus
         self._broker = broker
+        self._leaving = False
         self.members = Members(bus, settings.cluster)
         self.members.about_me = self._beat
         self.objects = Objects(bus, objects_of(settings.cluster), settings.replicas, settings.wait_seconds)
@@ -41,13 +42,14 @@ class Cluster:
         self.elsewhere: Elsewhere | None = None
         self.remote: Remote | None = None
         if settings.remote:
-            self.elsewhere = Elsewhere(bus, self.members, settings.cluster, self._learned)
+            self.elsewhere = Elsewhere(bus, self.members, self.objects, settings.cluster, self._learned, broker.log)
             self.remote = Remote(broker.settings, broker.core, bus, self.elsewhere, self.objects)
         # From its last change, a key may wait for its turn, run, and then be remembered.
         kept = limits.queue_seconds + limits.max_timeout_seconds + ttl + MARGIN_SECONDS
         keys = Bucket(bus, f"{name}_keys", kept, settings.replicas)
         leases = Bucket(bus, f"{name}_leases", KEEP_SECONDS, settings.replicas)
         self.keys = Keys(keys, self.members, ttl, settings.wait_seconds, broker.log)
+        bus.on_connect(self.keys.connected)
         self.leases = SharedLeases(leases, settings.wait_seconds)
         self.gate = Gate(broker, self.keys, self.leases)
         self.queue = Queue(broker, bus, self.members)
@@ -74,7 +76,8 @@ class Cluster:
         calls += sum(one.running for one in broker.commands)
         load = calls / (os.cpu_count() or 1)
         troubled = (tool.name for tool in broker.registry if tool.paused or tool.breaker.state is not State.CLOSED)
-        return beat_of(Beat(load, broker.dispatcher.draining, tuple(troubled), broker.registry.changes))
+        leaving = self._leaving or broker.dispatcher.draining
+        return beat_of(Beat(load, leaving, tuple(troubled), broker.registry.changes, self._bus.connections))
 
     def _learned(self, offers: list[Offer]) -> None:
         """Our own tools come first."""
@@ -92,6 +95,7 @@ class Cluster:
 
     def expire(self, now: float) -> None:
         self.face.expire(now)
+        self.keys.expire(now)
         if self.remote is not None:
             self.remote.expire(now)
 
@@ -99,6 +103,7 @@ class Cluster:
 
     async def stop_accepting(self) -> None:
         """What comes from now on is the others'."""
+        self._leaving = True
         self.members.say()
         if self.elsewhere is not None:
             self.elsewhere.stop()

@@ -86,8 +86,9 @@ class Gate:
         if not isinstance(lease, Lease):
             self._dispatcher.leases.rejected()
             return self._dispatcher.lease_rejected(ticket, ticket.caller, tool, lease)
+        self._dispatcher.leases.taken(ticket.call.lease)
         if ticket.done:
-            self._leases.give_back(lease)
+            self.give_back(lease)
         else:
             ticket.lease = lease
         return None
@@ -107,4 +108,5 @@ class Gate:
         self._keys.finish(claim, line)
 
     def give_back(self, lease: Lease) -> None:
+        self._dispatcher.leases.taken(lease.token, taken=False)
         self._leases.give_back(lease)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from broker import errors
-from broker.cluster.kv import Away, Bucket, Found
+from broker.cluster.kv import Away, Bucket, Changes, Found
 from broker.cluster.members import Members
 from broker.errors import Refusal
 from broker.observe.log import Log
@@ -27,7 +28,7 @@ from broker.observe.log import Log
 LOOK_SECONDS = 1.0  # at a key that somebody else has, beside hearing of its changes
 OUTCOME_ROOM = 4096  # of NATS' payload limit, for what stands around a reply
 MOST_UNTOLD = 64 * 1024 * 1024  # bytes of replies that NATS has not taken yet
-
+RENEWALS = 3  # of a key, in the time that it is remembered
 
 Stage = Literal["claimed", "started", "done"]
 NOTHING = Raw(b"null")
@@ -116,6 +117,8 @@ class Keys:
         self._patience = patience
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[Claim, float] = {}  # since when the bucket has known that they have started
+        self._renewing: asyncio.Task[None] | None = None
         self.untold = 0  # bytes of replies that are on their way to the bucket
 
     # --- a call begins ------------------------------------------------------------------------------------------------
@@ -123,96 +126,130 @@ class Keys:
     async def claim(self, key: bytes, tool: str, wanted: Callable[[], bool]) -> Claim | bytes | None:
         """The key is this call's now; or what came of it elsewhere, which is waited for. None: nobody wants it now."""
         name = hashlib.sha256(key).hexdigest()
-        nonce = secrets.token_hex(8)
-        value = self._written("claimed", nonce, tool)
+        claim = Claim(self, name, secrets.token_hex(8), tool, 0)
+        changes: Changes | None = None
+        heard = False
         try:
             while wanted():
-                outcome = await self._bucket.create(name, value, self._patience) or await self._taken(name, value)
+                outcome = await self._take(claim, changes)
                 if isinstance(outcome, bytes):
                     return outcome
                 if outcome:
-                    return Claim(self, name, nonce, tool, outcome)
-        except Away:
-            self.free(Claim(self, name, nonce, tool, 0))  # it may be ours, though nobody has told us so
+                    claim.revision = outcome
+                    return claim
+                if outcome is None:  # somebody has it
+                    if changes is None:
+                        changes = await self._bucket.changes(name)
+                    else:
+                        await changes.wait(LOOK_SECONDS)
+        except Away as error:
+            heard = error.heard
             raise
+        finally:
+            if changes is not None:
+                await changes.stop()
+            if heard:  # it may be ours, though nobody has told us so
+                self.free(claim)
         return None
 
-    async def _taken(self, name: str, value: bytes) -> int | bytes | None:
-        """Somebody has, or had, the key: its revision where it is ours now, the reply where there is one, else None,
-        when it has had time to change."""
-        found = await self._bucket.get(name, self._patience)
+    async def _take(self, claim: Claim, changes: Changes | None) -> int | bytes | None:
+        """The key's revision where it is ours now, or the reply where there is one. Else somebody has it; 0: somebody
+        had it, and one should look again."""
+        value = self._written("claimed", claim.nonce, claim.tool)
+        if changes is None:
+            found = await self._bucket.create(claim.name, value, self._patience)
+            if isinstance(found, int):
+                return found
+        else:
+            changes.heard.clear()
+            found = await self._bucket.get(claim.name, self._patience)
+            if found is None:
+                found = await self._bucket.create(claim.name, value, self._patience)
+                if isinstance(found, int):
+                    return found
         if found is None:
-            return None
+            return 0
         entry = _entry.decode(found.value)
         if entry.state == "done":
             if entry.until <= time.time():
-                return await self._bucket.update(name, value, found.revision, self._patience) or None
-            return await self._reply(name, entry)
+                return await self._bucket.update(claim.name, value, found.revision, self._patience)
+            return await self._reply(claim.name, entry)
         if not self._members.gone(entry.owner):
-            await self._change(name, found.revision)
             return None
         if entry.state == "claimed":
             self._log.info("key taken over", owner=entry.owner, aid=entry.tool)
-            return await self._bucket.update(name, value, found.revision, self._patience) or None
-        return await self._answer_for(name, entry, found)
+            return await self._bucket.update(claim.name, value, found.revision, self._patience)
+        return await self._answer_for(claim.name, entry, found)
 
-    async def _answer_for(self, name: str, entry: _Entry, found: Found) -> bytes | None:
+    async def _answer_for(self, name: str, entry: _Entry, found: Found) -> bytes | Literal[0]:
         """Its broker is gone, and the call had been started: that is its outcome."""
         text = f"the broker that ran {entry.tool} is gone; the call may have run"
         line = Refusal(errors.CRASH, text).line(entry.tool)
         value = self._written("done", entry.nonce, entry.tool, Raw(line))
         self._log.warning("key of a broker that is gone", owner=entry.owner, aid=entry.tool)
-        return line if await self._bucket.update(name, value, found.revision, self._patience) else None
+        return line if await self._bucket.update(name, value, found.revision, self._patience) else 0
 
     async def _reply(self, name: str, entry: _Entry) -> bytes:
         if not entry.parts:
             return bytes(entry.reply)
-        parts = [await self._bucket.get(f"{name}.{number}", self._patience) for number in range(entry.parts)]
+        parts = [
+            await self._bucket.get(_part(name, entry.nonce, number), self._patience) for number in range(entry.parts)
+        ]
         if None in parts:
-            return Refusal(errors.INTERNAL, "the reply that was kept under this key is gone").line(entry.tool)
+            return Refusal(errors.CRASH, "the call has run; its reply is not kept any more").line(entry.tool)
         return b"".join(part.value for part in parts if part is not None)
-
-    async def _change(self, name: str, revision: int) -> None:
-        """Until it is another one, or it is time to look whether its broker is still there."""
-        from nats.errors import Error
-
-        heard = asyncio.Event()
-
-        async def hear(_: object) -> None:
-            heard.set()
-
-        try:
-            subscription = await self._bucket.hear(name, hear)
-        except (Error, OSError):
-            await asyncio.sleep(LOOK_SECONDS)
-            return
-        try:
-            found = await self._bucket.get(name, self._patience)
-            if found is not None and found.revision == revision:
-                await asyncio.wait_for(heard.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            pass
-        finally:
-            with contextlib.suppress(Error, OSError):
-                await subscription.unsubscribe()
 
     # --- a call runs, and ends ----------------------------------------------------------------------------------------
 
     async def start(self, claim: Claim) -> int:
         value = self._written("started", claim.nonce, claim.tool)
-        return await self._bucket.update(claim.name, value, claim.revision, self._patience)
+        revision = await self._bucket.update(claim.name, value, claim.revision, self._patience)
+        if revision:
+            self._running[claim] = time.monotonic()
+        return revision
+
+    async def renew(self, now: float = math.inf) -> None:
+        """Keys of calls that run are not forgotten while they do; nor when NATS has come back without its store."""
+        for claim, when in list(self._running.items()):
+            if now - when > self._bucket.seconds / RENEWALS and claim in self._running:
+                del self._running[claim]  # to the end
+                self._running[claim] = time.monotonic()
+                value = self._written("started", claim.nonce, claim.tool)
+                with contextlib.suppress(Away):
+                    await self._put(claim, value)
+
+    async def _put(self, claim: Claim, value: bytes) -> bool:
+        """What we say of a key that is ours, whatever it was that the bucket has last heard of us. False: it is
+        somebody else's."""
+        revision = await self._bucket.update(claim.name, value, claim.revision, self._patience)
+        while not revision:
+            found = await self._bucket.create(claim.name, value, self._patience)
+            if isinstance(found, int):
+                revision = found
+            elif found is not None:
+                entry = _entry.decode(found.value)
+                if entry.nonce != claim.nonce or entry.state == "done":
+                    return False
+                revision = await self._bucket.update(claim.name, value, found.revision, self._patience)
+        claim.revision = revision
+        return True
 
     def free(self, claim: Claim) -> None:
         """Its call has not run: the key is as if it had not been used."""
+        self._running.pop(claim, None)
         self.later(self._free(claim))
 
     async def _free(self, claim: Claim) -> None:
         await claim.settled()
         claim.state = State.ENDED
+        self._running.pop(claim, None)
 
         async def forget() -> None:  # as it is now: a step whose answer was lost may have changed it
             found = await self._bucket.get(claim.name, self._patience)
-            if found is not None and _entry.decode(found.value).nonce == claim.nonce:
+            if found is None:
+                if not claim.revision:  # our word for it may still be on its way
+                    await self._bucket.delete(claim.name, 0, self._patience)
+            elif _entry.decode(found.value).nonce == claim.nonce:
                 await self._bucket.delete(claim.name, found.revision, self._patience)
 
         await self._until_done(forget)
@@ -221,13 +258,14 @@ class Keys:
         """What came of its call. Its caller has its reply already: the others are told as soon as NATS takes it."""
         if claim.state is not State.ENDED:
             claim.state = State.ENDED
+            self._running.pop(claim, None)
             self.later(self._finish(claim, line))
 
     async def _finish(self, claim: Claim, line: bytes) -> None:
         if self.untold + len(line) > MOST_UNTOLD:
             self._log.warning("a reply is not kept for the cluster: NATS is away", aid=claim.tool)
             text = "the call has run; its reply was not kept, since NATS was away for too long"
-            line = Refusal(errors.UNAVAILABLE, text).line(claim.tool)
+            line = Refusal(errors.CRASH, text).line(claim.tool)
         size = len(line)
         self.untold += size
 
@@ -235,10 +273,9 @@ class Keys:
             most = self._bucket.largest - OUTCOME_ROOM
             parts = [line[at : at + most] for at in range(0, size, most)] if size > most else []
             for number, part in enumerate(parts):
-                await self._bucket.put(f"{claim.name}.{number}", part, self._patience)
+                await self._bucket.put(_part(claim.name, claim.nonce, number), part, self._patience)
             reply = Raw(b"null") if parts else Raw(line)
-            value = self._written("done", claim.nonce, claim.tool, reply, len(parts))
-            if not await self._bucket.update(claim.name, value, claim.revision, self._patience):
+            if not await self._put(claim, self._written("done", claim.nonce, claim.tool, reply, len(parts))):
                 self._log.warning("key was answered for by another broker meanwhile", aid=claim.tool)
 
         try:
@@ -247,18 +284,33 @@ class Keys:
             self.untold -= size
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        """As long as NATS would remember the key itself."""
+        end = time.monotonic() + self._bucket.seconds
+        while time.monotonic() < end:
             try:
                 await step()
                 return
             except Away:
                 await asyncio.sleep(LOOK_SECONDS)
+            except Exception as error:
+                self._log.error("internal error", reason=repr(error))
+                return
 
     # --- all of them --------------------------------------------------------------------------------------------------
 
     def _written(self, state: Stage, nonce: str, tool: str, reply: Raw = NOTHING, parts: int = 0) -> bytes:
         until = time.time() + self._ttl if state == "done" else 0.0
         return _encode(_Entry(state, self._members.me, nonce, tool, until, reply, parts))
+
+    async def connected(self) -> None:
+        """Perhaps to a server that has lost its store."""
+        self.later(self.renew())
+
+    def expire(self, now: float) -> None:
+        oldest = next(iter(self._running.values()), now)
+        idle = self._renewing is None or self._renewing.done()
+        if idle and now - oldest > self._bucket.seconds / RENEWALS:
+            self._renewing = self.later(self.renew(now))
 
     def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -272,3 +324,8 @@ class Keys:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
             task.cancel()
+
+
+def _part(name: str, nonce: str, number: int) -> str:
+    """Of one call: a broker that comes back late does not write into another call's reply."""
+    return f"{name}.{nonce}.{number}"

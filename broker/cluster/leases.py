@@ -65,12 +65,14 @@ class SharedLeases:
         lease = said.lease(token)
         if reason := refused(lease, tool, tier, time.monotonic()):
             return reason
-        said.taken = secrets.token_hex(8)
-        if not await self._bucket.update(key, _encode(said), found.revision, self._patience):
-            return CONSUMED
+        said.taken = lease.proof = secrets.token_hex(8)
+        try:
+            taken = await self._bucket.update(key, _encode(said), found.revision, self._patience)
+        except Away:
+            self.give_back(lease)  # it may be ours, though nobody has told us so
+            raise
         lease.spent = True
-        lease.proof = said.taken
-        return lease
+        return lease if taken else CONSUMED
 
     def give_back(self, lease: Lease) -> None:
         """The call never ran: it can be used, until it expires."""

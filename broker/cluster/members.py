@@ -1,6 +1,8 @@
 """Who is there: each broker of the cluster says so every second, and hears the others.
 
 Nobody's clock is compared with another's: whoever has been silent for long enough, while we were listening, is gone.
+That we were listening is known by our own words, which come back to us as everybody's do: a server or a broker that was
+frozen has heard nobody, and says nothing about who is there.
 What follows from that is decided by compare-and-set, so that a broker which was only cut off can do no harm when it is
 back.
 """
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 1.0
 GONE_SECONDS = 5.0
+DEAF_SECONDS = 2.5  # without our own words
 FORGET_SECONDS = 60.0
 GOODBYE = b"goodbye"
 
@@ -34,7 +37,8 @@ class Members:
         self._left: dict[str, float] = {}
         self.words: dict[str, bytes] = {}  # what each has said of itself, last
         self.about_me: Callable[[], bytes] = bytes
-        self._since = float("inf")  # we have been listening
+        self._since = float("inf")  # we have been listening,
+        self._echo = float("-inf")  # as our own words have shown, last
         self._beating: asyncio.Task[None] | None = None
         bus.on_connect(self._listen)
 
@@ -47,13 +51,20 @@ class Members:
 
     async def _hear(self, message: Msg) -> None:
         who = message.subject.rpartition(".")[2]
-        if message.data == GOODBYE:
+        if who == self.me:
+            self._hear_ourselves(time.monotonic())
+        elif message.data == GOODBYE:
             self._heard.pop(who, None)
             self.words.pop(who, None)
             self._left[who] = time.monotonic()
         elif who not in self._left:
             self._heard[who] = time.monotonic()
             self.words[who] = message.data
+
+    def _hear_ourselves(self, now: float) -> None:
+        if now - self._echo > DEAF_SECONDS:
+            self._since = now
+        self._echo = now
 
     async def _beat(self) -> None:
         while True:
@@ -78,7 +89,10 @@ class Members:
             return False
         if who in self._left:
             return True
-        return time.monotonic() - max(self._heard.get(who, 0.0), self._since) > GONE_SECONDS
+        now = time.monotonic()
+        if now - self._echo > DEAF_SECONDS:  # we hear nobody
+            return False
+        return now - max(self._heard.get(who, 0.0), self._since) > GONE_SECONDS
 
     def others(self) -> list[str]:
         """Those who are there, beside us."""

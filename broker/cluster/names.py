@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
 
 ROOT = "tools"
 
@@ -12,7 +16,11 @@ ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
 ACCEPTS = "Broker-Accept-Object"  # 1: a reply may come by reference
 OBJECT = "Broker-Object"  # the payload is this object in the cluster's store
 CALL = "Broker-Call"  # of another broker: its own name for the call,
-AGAIN = "Broker-Again"  # and: what has become of it?
+AGAIN = "Broker-Again"  # what has become of it? It was sent so many milliseconds ago
+HOLD = "Broker-Hold"  # 1: its events come faster than its caller reads them; 0: go on
+TOOLS = "Broker-Tools"  # of another broker: which tools are there?
+
+_KNOWN = {one.lower(): one for one in (PROOF, ACCEPTS, OBJECT, CALL, AGAIN, HOLD, TOOLS)}
 
 _UNFIT = re.compile(r"[\s\x00-\x1f\x7f*>%]")
 
@@ -37,6 +45,11 @@ def direct_subject(cluster: str, member: str) -> str:
 def objects_of(cluster: str) -> str:
     """The bucket of what is larger than a message."""
     return f"broker_{cluster}_objects"
+
+
+def headers_of(message: Msg) -> dict[str, str]:
+    """Ours, however their names are written."""
+    return {_KNOWN.get(name.lower(), name): text for name, text in (message.headers or {}).items()}
 
 
 def one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.bus import Bus
-from broker.cluster.kv import Away
+from broker.cluster.kv import Away, why
 
 if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
@@ -89,17 +89,19 @@ class Objects:
 
     async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
         from nats.errors import Error
-        from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
+        from nats.js.errors import BadObjectMetaError, DigestMismatchError, InvalidObjectNameError, NotFoundError
 
         try:
             async with asyncio.timeout(self._patience):
                 return await ask(self._store or await self._open())
-        except (NotFoundError, BadObjectMetaError, DigestMismatchError):
+        except (NotFoundError, BadObjectMetaError, DigestMismatchError, InvalidObjectNameError):
             self._store = None  # perhaps all of it is gone
             raise NoObject(f"there is no such object in {self.bucket}, or not any more") from None
-        except (Error, OSError, TimeoutError):
+        except (Error, OSError, TimeoutError) as error:
             self._store = None
-            raise Away(f"NATS ({self._bus.place}) does not answer") from None
+            raise Away(f"NATS ({self._bus.place}) {why(error)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):  # what nats-py makes of junk
+            raise NoObject(f"what is in {self.bucket} under this name is no object") from None
 
     async def _open(self) -> ObjectStore:
         from nats.js.api import ObjectStoreConfig

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 
 from broker.bus import Bus
-from broker.cluster.kv import Away, Bucket
+from broker.cluster.kv import Bucket
 from broker.cluster.objects import NoObject, Objects
 from broker.cluster.queue_records import Letter, Outcome, outcome_of, written
 from broker.cluster.queue_store import Store
@@ -39,7 +38,7 @@ class Results:
             outcome.large = await self._large.put(line)
         else:
             outcome.reply = type(outcome.reply)(line.rstrip(b"\n"))
-        return bool(await self._bucket.create(letter.name, written(outcome), self._patience))
+        return isinstance(await self._bucket.create(letter.name, written(outcome), self._patience), int)
 
     async def find(self, name: str) -> Outcome | None:
         """As it is now: of several servers, a follower might tell what was."""
@@ -58,20 +57,11 @@ class Results:
     async def wait(self, name: str, seconds: float) -> Outcome | None:
         """Until there is one, or the time is over, or the broker stops."""
         end = time.monotonic() + seconds
-        heard = asyncio.Event()
-
-        async def hear(_: object) -> None:
-            heard.set()
-
         outcome = await self.find(name)
         if outcome is not None or seconds <= 0:
             return outcome
-        from nats.errors import Error
-
-        try:
-            subscription = await self._bucket.hear(name, hear)
-        except (Error, OSError) as error:
-            raise Away(f"NATS does not answer: {error}") from None
+        changes = await self._bucket.changes(name)
+        heard = changes.heard
         try:
             looks: Iterator[float] = iter(())
             while True:
@@ -84,8 +74,7 @@ class Results:
                 if heard.is_set():
                     looks = iter(SOON_SECONDS)
         finally:
-            with contextlib.suppress(Error, OSError):
-                await subscription.unsubscribe()
+            await changes.stop()
 
     async def _either(self, heard: asyncio.Event, seconds: float) -> None:
         waits = [asyncio.ensure_future(one.wait()) for one in (heard, self._over)]

@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from broker.observe.hidden import Hidden
+
 LONGEST = 1000  # characters of one field: a pipe that can be written to has room for a few of them
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 COLOURS = {"debug": "\033[2m", "info": "", "warning": "\033[33m", "error": "\033[31m"}
@@ -21,6 +23,7 @@ class Log:
         self._least = LEVELS[level]
         self._terminal = self._stream.isatty()
         self._lost = 0
+        self.hidden = Hidden()
         self._poller: select.poll | None = None
         with contextlib.suppress(OSError, ValueError):  # a stream that is no file
             poller = select.poll()
@@ -43,6 +46,7 @@ class Log:
         if LEVELS[level] < self._least:
             return
         now = time.time()
+        fields = self.hidden.value(fields)
         fields = {key: value[:LONGEST] if isinstance(value, str) else value for key, value in fields.items()}
         if self._terminal:
             clock = time.strftime("%H:%M:%S", time.localtime(now))

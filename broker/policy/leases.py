@@ -88,8 +88,13 @@ class Leases:
         self._by_digest: OrderedDict[bytes, Lease] = OrderedDict()
         self._issued = self._consumed = self._rejected = 0
 
-    def issue(self, tool: str, tier: int, seconds: float | None, issuer: str, now: float) -> Lease:
+    def issue(
+        self, tool: str, tier: int, seconds: float | None, issuer: str, now: float, *, shared: bool = False
+    ) -> Lease:
+        """`shared`: whether it can be used is written down elsewhere, and is only shown from here."""
         seconds = USUAL_SECONDS if seconds is None else min(MOST_SECONDS, max(LEAST_SECONDS, seconds))
+        if shared and len(self._by_digest) >= self._most:
+            self._by_digest.popitem(last=False)
         self._make_room(now)
         lease = Lease(f"lease_{secrets.token_hex(16)}", tool, tier, now + seconds, issuer)
         self._by_digest[_digest(lease.token)] = lease
@@ -109,6 +114,12 @@ class Leases:
         assert lease is not None
         lease.spent = True
         return lease
+
+    def taken(self, token: str, *, taken: bool = True) -> None:
+        """A shared one, that was issued here, perhaps, was reserved, or given back."""
+        lease = self._by_digest.get(_digest(token))
+        if lease is not None:
+            lease.spent = taken
 
     def rejected(self) -> None:
         """A token that was presented opened nothing."""

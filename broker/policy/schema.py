@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,8 +29,9 @@ class Schema:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{where}: its schema is no JSON Schema: {reason}") from None
 
-    def problem(self, text: str) -> str:
-        """Why this input (JSON) will not do, with the path to what is wrong; empty if it will."""
+    def problem(self, text: str, hide: Callable[[str], str] = str) -> str:
+        """Why this input (JSON) will not do, with the path to what is wrong; empty if it will. It quotes the input, but
+        for what is hidden."""
         try:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
@@ -39,7 +41,7 @@ class Schema:
             return ""
         except self._wrong as error:
             found = error
-        said = f"{path(found.instance_path)}: {found.message}"
+        said = hide(f"{path(found.instance_path)}: {found.message}")
         return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
 
 

@@ -29,6 +29,7 @@ from broker.pool import verdicts
 from broker.pool.core import Core
 from broker.runtimes.waiting import Waiting
 from broker.ticket import Ticket, is_error
+from broker.wire import is_json
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 HEADER_ROOM = 1024  # of NATS' payload limit
 GRACE_SECONDS = 5.0  # for a reply that was there in time
 LOOK_SECONDS = 0.1
+AGAIN_SECONDS = 1.0  # between two questions about a call, while its broker cannot be reached
 ELSEWHERE = {kind.code for kind in (errors.UNAVAILABLE, errors.DRAINING, errors.BREAKER_OPEN, errors.OVERLOADED)}
 ELSEWHERE |= {errors.NOT_FOUND.code}  # another broker may run what this one would not
 
@@ -63,7 +65,23 @@ class _Heard(msgspec.Struct):
 class RemoteCall:
     """One call, from one broker to the next until one of them has answered."""
 
-    __slots__ = ("began", "deadline", "large", "name", "payload", "sent", "since", "tried", "who", "why", "work")
+    __slots__ = (
+        "again",
+        "began",
+        "connections",
+        "deadline",
+        "held",
+        "large",
+        "name",
+        "payload",
+        "sent",
+        "since",
+        "tried",
+        "unheard",
+        "who",
+        "why",
+        "work",
+    )
 
     def __init__(self, name: str, work: Work, now: float) -> None:
         self.name = name
@@ -71,7 +89,11 @@ class RemoteCall:
         self.payload = b""  # what is sent,
         self.large = ""  # or where it lies
         self.who = ""  # is asked; empty: nobody could be found yet
-        self.sent = False
+        self.sent = 0.0  # when it was; 0: it has not been yet
+        self.connections = 0  # that broker's then
+        self.again = 0.0  # when it was asked what has become of it, last; 0: it has not been
+        self.unheard = False  # and nobody was there
+        self.held = False  # it says nothing more, until our caller has read what there is
         self.since = now  # that nobody could be found
         self.began = now
         self.deadline = math.inf
@@ -81,7 +103,7 @@ class RemoteCall:
     @property
     def may_move(self) -> bool:
         """A lease that another broker has taken comes back too late for a third one."""
-        return not (isinstance(self.work.ticket, Ticket) and self.work.ticket.lease is not None)
+        return not (isinstance(self.work.ticket, Ticket) and self.work.ticket.call.lease)
 
 
 class Remote(Waiting):
@@ -100,6 +122,7 @@ class Remote(Waiting):
         self._calls: dict[str, RemoteCall] = {}
         self._names = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held: set[RemoteCall] = set()
         self._next_look = 0.0
         bus.on_connect(self._connected)
 
@@ -142,37 +165,52 @@ class Remote(Waiting):
         ticket = call.work.ticket
         if ticket is not None and not ticket.handed:
             ticket.handed_over()
-        call.who, call.sent = who, True
+        call.who, call.sent, call.again, call.unheard, call.held = who, now, 0.0, False, False
+        call.connections = self._elsewhere.connections(who)
         call.deadline = now + self._limits.queue_seconds + call.work.timeout + GRACE_SECONDS
         self._elsewhere.begin(who)
-        self._say(call)
-
-    def _say(self, call: RemoteCall, **more: str) -> None:
-        headers = {names.CALL: f"{self._inbox}.{call.name}.{len(call.tried)}", names.ACCEPTS: "1", **more}
+        headers = {names.ACCEPTS: "1"}
         if call.large:
             headers[names.OBJECT] = call.large
-        if isinstance(call.work.ticket, Ticket) and call.work.ticket.lease is not None:
-            headers[names.PROOF] = call.work.ticket.lease.proof
-        subject = names.direct_subject(self._cluster, call.who)
-        self._bus.say(subject, call.payload, headers, f"{self._inbox}.{call.name}")
+        if isinstance(ticket, Ticket) and ticket.lease is not None:
+            headers[names.PROOF] = ticket.lease.proof
+        self._say(call, call.payload, headers)
+
+    def _say(self, call: RemoteCall, payload: bytes, headers: dict[str, str]) -> None:
+        """Its name is where its reply goes: another one for each broker that is asked."""
+        name = f"{self._inbox}.{call.name}.{len(call.tried)}"
+        self._bus.say(names.direct_subject(self._cluster, call.who), payload, {names.CALL: name, **headers}, name)
+
+    def _ask_again(self, call: RemoteCall, now: float) -> None:
+        """What has become of it? Its request, or its reply, may be lost."""
+        call.again, call.unheard = now, False
+        call.connections = self._elsewhere.connections(call.who)
+        self._say(call, b"", {names.ACCEPTS: "1", names.AGAIN: str(math.ceil((now - call.sent) * 1000))})
+        if call.held:
+            self._say(call, b"", {names.HOLD: "1"})
 
     # --- what comes back ----------------------------------------------------------------------------------------------
 
     async def _connected(self) -> None:
         if self._subscription is None:
-            self._subscription = await self._bus.client.subscribe(f"{self._inbox}.*", cb=self._hear)
+            self._subscription = await self._bus.client.subscribe(f"{self._inbox}.>", cb=self._hear)
+        now = time.monotonic()
         for call in list(self._calls.values()):  # what was on its way may be lost
             if call.sent:
-                self._say(call, **{names.AGAIN: "1"})
-        self._look(time.monotonic())
+                self._ask_again(call, now)
+        self._look(now)
 
     async def _hear(self, message: Msg) -> None:
-        call = self._calls.get(message.subject.rpartition(".")[2])
-        if call is None or not call.sent:
+        _, _, name, attempt = message.subject.split(".")
+        call = self._calls.get(name)
+        if call is None or not call.sent or attempt != str(len(call.tried)):
             return
-        headers = message.headers or {}
+        headers = names.headers_of(message)
         if not message.data and headers.get("Status") == NO_RESPONDERS:
-            self._refused(call, Refusal(errors.UNAVAILABLE, "the broker that had it has just gone", retry_after=1))
+            if call.again:  # it has come to that broker, perhaps, which has yet to connect again
+                call.unheard = True
+            else:
+                self._refused(call, Refusal(errors.UNAVAILABLE, "the broker that had it has just gone", retry_after=1))
         elif large := headers.get(names.OBJECT):
             self._later(self._fetch(call, large, headers))
         else:
@@ -181,10 +219,10 @@ class Remote(Waiting):
     async def _fetch(self, call: RemoteCall, name: str, headers: dict[str, str]) -> None:
         try:
             line = await self._objects.get(name, self._limits.reply_bytes + HEADER_ROOM)
-        except NoObject:
-            self._end(call, verdicts.oversize(call.work.tool.name, self._limits.reply_bytes))
+        except NoObject as error:
+            self._end(call, Refusal(errors.BAD_REPLY, f"{call.work.tool.name}: its reply is lost: {error}"))
         except Away as error:
-            self._end(call, Refusal(errors.UNAVAILABLE, f"{error}; the call has run", ran=True))
+            self._end(call, Refusal(errors.CRASH, f"{error}; the call has run, and its reply is lost"))
         else:
             self._objects.forget(name)
             self._understand(call, line, headers)
@@ -193,37 +231,53 @@ class Remote(Waiting):
         if call.name not in self._calls:
             return
         work = call.work
-        if names.RAN in headers:
-            self._refused(call, _refusal(line, ran=headers[names.RAN] == "1"))
-        elif work.live is None:
-            self._reply(call, line)
-        elif line.startswith(EVENT):
-            self._event(work, line[len(ID) :])
-        else:
-            self._reply(call, b"{" + line[len(ID) :])
+        try:
+            if names.RAN in headers:
+                self._refused(call, _refusal(line, ran=headers[names.RAN] == "1"))
+            elif work.live is None:
+                self._reply(call, line)
+            elif line.startswith(EVENT):
+                self._event(call, line[len(ID) :])
+            else:
+                self._reply(call, b"{" + line.removeprefix(ID))
+        except (msgspec.DecodeError, KeyError):  # not what a broker says
+            self._end(call, verdicts.bad_reply(work.tool.name, verdicts.junk(line[:160])))
 
-    def _event(self, work: Work, rest: bytes) -> None:
+    def _event(self, call: RemoteCall, rest: bytes) -> None:
         """The session is where its caller is."""
+        work = call.work
         assert work.live is not None
         event = bytes(msgspec.json.decode(b"{" + rest, type=_Heard).event)
         if msgspec.json.decode(event, type=_Event).type == "state_patch":
-            work.live.patch(bytes(msgspec.json.decode(event, type=_Patch).patch))
+            problem = work.live.patch(bytes(msgspec.json.decode(event, type=_Patch).patch))
+            if problem:
+                self._end(call, verdicts.bad_reply(work.tool.name, problem))
+                return
         if work.live.stream:
             work.sink.tell(work, rest[:-1])
             self._core.flush()
+            if not call.held and work.caller.behind():
+                self._hold(call, held=True)
+
+    def _hold(self, call: RemoteCall, *, held: bool) -> None:
+        call.held = held
+        (self._held.add if held else self._held.discard)(call)
+        self._say(call, b"", {names.HOLD: "1" if held else "0"})
+
+    def pump(self) -> None:
+        super().pump()
+        for call in [call for call in self._held if not call.work.caller.behind()]:
+            self._hold(call, held=False)
 
     def _reply(self, call: RemoteCall, line: bytes) -> None:
         work, most = call.work, self._limits.reply_bytes
         if len(line) > most:
             self._end(call, verdicts.oversize(work.tool.name, most))
             return
-        try:
-            line = _with_state(line, work.live.state()) if work.live is not None else line
-            failed = is_error(line)
-        except msgspec.DecodeError:
-            self._end(call, verdicts.bad_reply(work.tool.name, verdicts.junk(line[:160])))
-            return
-        self._core.policy.answered(work.tool, 1, int(not failed), time.monotonic())
+        line = _with_state(line, work.live.state()) if work.live is not None else line
+        if not line.startswith(b"{") or b"\n" in line or not is_json(line, self._limits.depth):
+            raise msgspec.DecodeError
+        self._core.policy.answered(work.tool, 1, int(not is_error(line)), time.monotonic())
         self._end(call, line)
 
     def _refused(self, call: RemoteCall, refusal: Refusal) -> None:
@@ -234,10 +288,11 @@ class Remote(Waiting):
             return
         call.why = refusal
         call.tried.add(call.who)
-        call.sent, call.who = False, ""
+        call.sent, call.who = 0.0, ""
         self._send(call, time.monotonic())
 
     def _leave(self, call: RemoteCall) -> None:
+        self._held.discard(call)
         if call.who:
             self._elsewhere.end(call.who)
 
@@ -276,6 +331,8 @@ class Remote(Waiting):
     def _look(self, now: float) -> None:
         for call in list(self._calls.values()):
             aid = call.work.tool.name
+            if call.name not in self._calls:  # one before it has ended this one, too
+                continue
             if not call.sent:
                 if call.payload or call.large:
                     self._send(call, now)
@@ -286,6 +343,14 @@ class Remote(Waiting):
                 self._end(call, Refusal(errors.CRASH, f"{aid}: the broker that ran it is gone; it may have run"))
             elif now > call.deadline:
                 self._end(call, verdicts.timeout(aid, call.work.timeout))
+            elif self._doubtful(call, now) and self._bus.connected:
+                self._ask_again(call, now)
+
+    def _doubtful(self, call: RemoteCall, now: float) -> bool:
+        """Its broker has had another connection since; or it was asked, and nobody was there."""
+        if call.connections != self._elsewhere.connections(call.who):
+            return True
+        return call.unheard and now - call.again > AGAIN_SECONDS
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -312,7 +377,7 @@ def _request(work: Work) -> bytes:
         line = b'{"aid":' + _encode(work.tool.name) + b',"input_json":' + line[len(head) :]
     more: dict[str, Any] = {"timeout_ms": max(1, math.ceil(work.timeout * 1000))}
     ticket = work.ticket
-    if isinstance(ticket, Ticket) and ticket.lease is not None:
+    if isinstance(ticket, Ticket) and ticket.call.lease:  # also one that only the other broker asks for
         more["_lease_token"] = ticket.call.lease
     if work.live is not None:
         more |= {"stream": True}
@@ -329,7 +394,7 @@ def _refusal(line: bytes, *, ran: bool) -> Refusal:
     except msgspec.DecodeError:
         return Refusal(errors.INTERNAL, "another broker's refusal cannot be understood", ran=ran)
     kind = errors.KINDS.get(said.type, errors.INTERNAL)
-    known = {"ok", "status", "error", "type", "aid", "id"}
+    known = {"ok", "status", "error", "type", "aid", "id", "kind", "text", "ran"}
     extra = {name: value for name, value in members.items() if name not in known}
     return Refusal(kind, said.error, ran=ran, **extra)
 

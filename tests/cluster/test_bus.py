@@ -71,3 +71,11 @@ def test_a_configuration_is_explained_without_its_passwords(tmp_path: Path):
     assert "word" not in said.stdout.replace("AID.DEMO.WORD_COUNT.v1", "").replace("password", "")
     assert "nats://one:4222" in said.stdout
     assert "postgresql://two/cards" in said.stdout
+
+
+def test_a_broker_whose_nats_has_just_died_ends_in_good_order(start, where, nats):
+    broker = start("--nats", nats.url, "--plugin", where["demo_plugin"])
+    broker.eventually(lambda: broker.status()["cluster"]["connected"])
+    nats.kill()
+    assert broker.stop() == 0
+    assert "Traceback" not in broker.log.read_text()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import RAN, Caller, Crowd, keyed
+from tests.support.cluster import Crowd, Trial, keyed
 from tests.support.nats import NatsServer
 
 
@@ -18,13 +17,6 @@ def crowd(tmp_path: Path, where: dict[str, str], nats: NatsServer) -> Iterator[C
     brokers = Crowd(tmp_path / "brokers", where["include"], nats)
     yield brokers
     brokers.end()
-
-
-def answered(threads: list[Caller], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.1, deadline - time.monotonic()))
-        assert not thread.is_alive(), "calls without an answer"
 
 
 def test_a_key_runs_once_and_every_broker_repeats_its_reply(crowd):
@@ -145,29 +137,11 @@ def test_a_broker_that_was_frozen_does_not_run_what_another_has_taken_over(crowd
 
 
 def test_brokers_and_nats_are_killed_under_load_and_no_key_runs_twice(crowd, nats):
-    brokers = [crowd.start() for _ in range(3)]
-    keys = [f"k{n}" for n in range(600)]
-    callers = [Caller(brokers, keys[n % 3 * 200 : n % 3 * 200 + 200], n) for n in range(6)]  # each key twice
-    for caller in callers:
-        caller.start()
-
-    def havoc() -> None:
-        time.sleep(0.4)
-        brokers[0].process.kill()
-        brokers[0].process.wait()
-        brokers[0] = crowd.start()
-        time.sleep(0.3)
-        nats.kill()
-        time.sleep(0.5)
-        nats.start()
-
-    trouble = threading.Thread(target=havoc)
-    trouble.start()
-    answered(callers)
-    trouble.join()
-    runs = crowd.runs()
-    doubled = {key: count for key, count in runs.items() if count > 1}
-    assert not doubled
-    for caller in callers:
-        for key, answer in caller.answers.items():
-            assert runs[key] == 1 or answer.get("type") in RAN, (key, answer)
+    trial = Trial(crowd, nats, seed=1)
+    trial.begin(600)
+    time.sleep(0.3)
+    trial.kill_broker()
+    time.sleep(0.2)
+    trial.kill_nats()
+    assert trial.answered(90)
+    assert trial.complaints() == []

@@ -20,10 +20,11 @@ import nats
 
 
 class NatsServer:
-    def __init__(self, folder: Path, *, port: int = -1, settings: str = "") -> None:
+    def __init__(self, folder: Path, *, port: int = -1, settings: str = "", jetstream: bool = True) -> None:
         self.folder = folder
         self.port = port
         self._settings = settings  # more of its configuration file
+        self._jetstream = jetstream
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,11 +36,7 @@ class NatsServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         for ports in self.folder.glob("*.ports"):
             ports.unlink()
-        configuration = self.folder / "nats.conf"
-        configuration.write_text(
-            f'listen: "127.0.0.1:{self.port}"\nports_file_dir: "{self.folder}"\n'
-            f'jetstream {{ store_dir: "{self.folder / "jetstream"}", sync_interval: always }}\n{self._settings}\n'
-        )
+        configuration = self._configure()
         program = Path(sysconfig.get_path("scripts"), "nats-server")
         command = [str(program) if program.exists() else shutil.which("nats-server") or "nats-server"]
         log = (self.folder / "nats.log").open("ab")
@@ -55,6 +52,25 @@ class NatsServer:
                 break
             time.sleep(0.01)
         raise RuntimeError(f"nats-server did not start: {(self.folder / 'nats.log').read_text()[-2000:]}")
+
+    def _configure(self) -> Path:
+        text = f'listen: "127.0.0.1:{self.port}"\nports_file_dir: "{self.folder}"\n{self._settings}\n'
+        if self._jetstream:
+            text += f'jetstream {{ store_dir: "{self.folder / "jetstream"}", sync_interval: always }}\n'
+        file = self.folder / "nats.conf"
+        file.write_text(text)
+        return file
+
+    def change(self, settings: str) -> None:
+        """It reads its configuration again."""
+        assert self._process is not None
+        self._settings = settings
+        self._configure()
+        self._process.send_signal(signal.SIGHUP)
+
+    def forget(self) -> None:
+        """Its store is gone."""
+        shutil.rmtree(self.folder / "jetstream")
 
     def kill(self) -> None:
         """As a power cut would."""
@@ -100,7 +116,7 @@ class Client:
 
     def ask(self, subject: str, request: Any, headers: dict[str, str] | None = None, seconds: float = 20.0) -> Any:
         """The message that comes back. What is not bytes is encoded."""
-        payload = request if isinstance(request, bytes) else json.dumps(request).encode()
+        payload = request if isinstance(request, bytes) else json.dumps(request, separators=(",", ":")).encode()
         return self.run(self.nats.request(subject, payload, timeout=seconds, headers=headers))
 
     def call(self, tool: str, cluster: str = "default", **request: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
@@ -44,6 +45,7 @@ class App:
         self._routes: dict[tuple[str, str], Handler] = {}
         self._prefixes: list[tuple[str, str, Handler]] = []
         self._shapes: dict[str, Callable[[Request, Response, Refusal], Response]] = {}
+        self._forms: dict[str, Callable[[Response, Refusal], Response]] = {}
         self.open = set(OPEN)
         self.use_rights(broker.face.rights)
 
@@ -66,6 +68,14 @@ class App:
     def shape(self, path: str, refuse: Callable[[Request, Response, Refusal], Response]) -> None:
         """How a route says what it is not even asked about: its clients know one form of answer."""
         self._shapes[path] = refuse
+
+    def take_forms(self, prefix: str, refuse: Callable[[Response, Refusal], Response]) -> None:
+        """What is posted below it is a form with a file; and how it says what it is not even asked about."""
+        self._forms[prefix] = refuse
+
+    def _form(self, request: Request) -> Callable[[Response, Refusal], Response] | None:
+        posted = self._forms.items() if request.method == "POST" else ()
+        return next((refuse for prefix, refuse in posted if request.path.startswith(prefix)), None)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -118,6 +128,8 @@ class App:
         refusal = self._identify(request)
         if refusal is not None and path not in self.open:
             response, shape = refused(refusal), self._shapes.get(path)
+            if (form := self._form(request)) is not None:
+                return form(response, refusal)
             return shape(request, response, refusal) if shape is not None and method == "POST" else response
         if handler is not None:
             return await handler(request)
@@ -166,9 +178,14 @@ class App:
         if origin is not None and origin not in self._cors and origin.partition(b"://")[2] != host:
             return Refusal(errors.FORBIDDEN, "pages from elsewhere may not call (http.cors)")
         if request.method == "POST":
+            wanted = b"application/json" if self._form(request) is None else b"multipart/form-data"
             kind = headers.get(b"content-type")
-            if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
-                return Refusal(errors.BAD_REQUEST, "Content-Type must be application/json")
+            if kind is not None and kind.partition(b";")[0].strip().lower() != wanted:
+                return Refusal(errors.BAD_REQUEST, f"Content-Type must be {wanted.decode()}")
+            # Any page may have a browser post a form, without asking first. It says where from: in Origin, and here.
+            elsewhere = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+            if elsewhere and origin is None:
+                return Refusal(errors.FORBIDDEN, "pages from elsewhere may not call")
         return None
 
     # --- the answer -------------------------------------------------------------------------------------------------
@@ -200,10 +217,20 @@ class App:
     async def _send(self, request: Request, response: Response, send: Any) -> None:
         body = response.body
         headers = self.headers(request, response)
+        endless = not isinstance(body, bytes) and not any(name == b"content-length" for name, _ in headers)
+        old = endless and request.link is not None and request.link.is_old()
+        if old:
+            headers.append((b"connection", b"close"))
+            request.link.begin_unmeasured()
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if isinstance(body, bytes):
             await send({"type": "http.response.body", "body": body})
             return
-        async for part in body:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        async with aclosing(body):
+            async for part in body:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                if request.link is not None and request.link.transport.is_closing():
+                    return  # nobody is there any more
+        if old:
+            request.link.end_unmeasured()
         await send({"type": "http.response.body", "body": b""})

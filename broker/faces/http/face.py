@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from broker.errors import ConfigError
 from broker.faces.caller import Caller
 from broker.faces.http import page
 from broker.faces.http.app import App
@@ -46,11 +47,11 @@ class HttpFace:
         self._broker = broker
         self._settings = broker.settings.http
         trusted = broker.settings.server.insecure or broker.door.locked()
-        self._listener, loopback = bind(self._settings.listen, "--http", trusted=trusted)
+        self._listener, self._loopback = bind(self._settings.listen, "--http", trusted=trusted)
         self._listener.listen(BACKLOG)
         self.host, self.port = self._listener.getsockname()[:2]
         self.caller = Caller(broker, "http")
-        self.app = App(broker, self._settings, loopback)
+        self.app = App(broker, self._settings, self._loopback)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._next_look = 0.0
@@ -72,7 +73,19 @@ class HttpFace:
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
-        document = OpenApi(broker.registry, settings.tools_path, durable=broker.cluster is not None)
+        if broker.management is not None:
+            try:
+                from broker.faces.http.projects import Projects
+            except ImportError as error:
+                raise ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'") from None
+            manage = broker.settings.utp.manage
+            Projects(broker.management, manage, self._loopback, broker.log).add_routes(self.app)
+        document = OpenApi(
+            broker.registry,
+            settings.tools_path,
+            management=broker.management is not None,
+            durable=broker.cluster is not None,
+        )
         self.app.route("GET", "/openapi.json", document.json)
         self.app.route("GET", "/openapi.yaml", document.yaml)
         rules = Rules(self.app, self.caller, settings, broker.settings.limits)

@@ -154,6 +154,20 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Word": {"type": "object", "description": "What the word is about: a name, or a lease's tool_aid, tier, ttl_ms."},
     "Operation": JSON_OBJECT,
+    "Definition": _object(
+        ["project_id", "tool_name", "description", "parameters", "target_subject", "after_execution", "options"],
+        project_id=TEXT,
+        tool_name=TEXT,
+        description={"type": ["string", "null"]},
+        parameters=JSON_OBJECT,
+        target_subject=TEXT,
+        after_execution={"enum": ["suspend", "terminate"]},
+        options=JSON_OBJECT,
+    ),
+    "Detail": _object(
+        ["detail"],
+        detail={"anyOf": [_object(["error_code", "error_message"], error_code=TEXT, error_message=TEXT), _list(ANY)]},
+    ),
 }
 
 # What a request may say in its head.
@@ -179,6 +193,7 @@ PARAMETERS: dict[str, Schema] = {
         "schema": {"type": "string", "enum": ["", "stable", "experimental", "deprecated"]},
     },
     "tags": {"name": "tags", "in": "query", "schema": TEXT, "description": "Any of these, separated by commas."},
+    "project": {"name": "project_id", "in": "path", "required": True, "schema": TEXT, "example": "proj_1"},
     "word": {
         "name": "word",
         "in": "path",
@@ -207,6 +222,7 @@ WORDS = {
     403: "The caller has no right to this, or has shown no lease.",
     404: "There is no such thing.",
     413: "The request's body is over a limit.",
+    422: "There is no file in the form.",
     429: "Too much at once; Retry-After says when to come again.",
     500: "The tool has failed.",
     503: "The tool's breaker is open, its toolhost does not start, or the broker is shutting down.",
@@ -258,14 +274,26 @@ def _files() -> Schema:
     return found
 
 
+def _definition() -> Schema:
+    """CommonGround's: a file in, its words for what is wrong out."""
+    codes = (400, 404, 413, 422, 503)
+    found = _route("Define a tool of a CommonGround project.", ["project"], _answers("Definition", *codes, status=201))
+    for code in (403, *codes):
+        found["responses"][str(code)]["content"] = _content(_ref("Detail"))
+    file = {"type": "string", "contentMediaType": "application/yaml", "description": "tool_name, target_subject …"}
+    found["requestBody"] = {"required": True, "content": _content(_object(["file"], file=file), "multipart/form-data")}
+    return found
+
+
 def _queue_result() -> Schema:
     found = _answers("QueueResult", 400, 404, 503)
     found["202"] = {**found["200"], "description": "There is no result yet."}
     return found
 
 
-def document(tools_path: str, tools: list[str], *, durable: bool) -> Schema:
-    """`tools` are the names of those that there are now; `durable`: there is NATS, which keeps queued calls."""
+def document(tools_path: str, tools: list[str], *, management: bool, durable: bool) -> Schema:
+    """`tools` are the names of those that there are now; `management`: CommonGround's definitions can be written;
+    `durable`: there is NATS, which keeps queued calls."""
     execute = _answers("ToolResult", 400, 404, 413, 429, 500, 503, 504, errors="ToolResult")
     execute["200"]["content"]["text/event-stream"] = {"schema": TEXT}  # with this in Accept: its events, and the result
     paths: Schema = {
@@ -317,6 +345,8 @@ def document(tools_path: str, tools: list[str], *, durable: bool) -> Schema:
         paths["/v1/queue"] = {"post": _route("Queue a call, on NATS.", [], queued, "QueuedCall")}
         result = _route("What has come of it.", ["call", "wait"], _queue_result())
         paths["/v1/queue/{id}"] = {"get": result}
+    if management:
+        paths["/projects/{project_id}/tools"] = {"post": _definition()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -335,14 +365,16 @@ def document(tools_path: str, tools: list[str], *, durable: bool) -> Schema:
 
 
 class OpenApi:
-    def __init__(self, registry: Registry, tools_path: str, *, durable: bool) -> None:
+    def __init__(self, registry: Registry, tools_path: str, *, management: bool, durable: bool) -> None:
         self._durable = durable
         self._registry = registry
+        self._management = management
         self._tools_path = tools_path
 
     async def json(self, request: Request) -> Response:
         tools = [tool.name for tool in self._registry if request.asker.rights.allow(tool)]
-        return answered(document(self._tools_path, tools, durable=self._durable))
+        shown = document(self._tools_path, tools, management=self._management, durable=self._durable)
+        return answered(shown)
 
     async def yaml(self, request: Request) -> Response:
         """Any JSON is YAML; laid out for people."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -85,7 +85,7 @@ class Operating:
             watcher.tell(self._last)
         return Response(200, self._parts(watcher), b"text/event-stream", FRESH)
 
-    async def _parts(self, watcher: _Watcher) -> AsyncIterator[bytes]:
+    async def _parts(self, watcher: _Watcher) -> AsyncGenerator[bytes, None]:
         try:
             while part := await watcher.next():
                 yield part
@@ -181,4 +181,6 @@ def public(broker: Broker) -> dict[str, Any]:
         pool["reason"] = unquoted(pool["reason"])
     for tool in report["tools"]:
         tool["breaker_reason"] = unquoted(tool["breaker_reason"])
+    if "utp" in report:
+        del report["utp"]["given_up"]  # agents' own names
     return report

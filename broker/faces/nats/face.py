@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +20,7 @@ from broker.faces.nats.line import Line, Reader
 from broker.faces.nats.micro import QUEUE, Endpoint, Service
 from broker.faces.nats.recall import Recall
 from broker.model import Tool, ToolInfo
+from broker.ticket import is_error
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 HEADER_ROOM = 1024  # of NATS' payload limit, for the headers of a reply
 LONGEST_SESSION = 256
 LAST_WORDS_SECONDS = 1.0
+FETCHES = 4  # of large requests, at once
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,15 +40,15 @@ _encode = msgspec.json.Encoder().encode
 class Reply:
     """The one answer to a message."""
 
-    __slots__ = ("_face", "began", "call", "endpoint", "ids", "large", "subject", "tool")
+    __slots__ = ("_face", "began", "call", "endpoint", "ids", "large", "object", "subject", "tool")
 
-    def __init__(self, face: NatsFace, message: Msg, endpoint: Endpoint | None) -> None:
-        headers = message.headers or {}
+    def __init__(self, face: NatsFace, subject: str, headers: dict[str, str], endpoint: Endpoint | None) -> None:
         self._face = face
         self.endpoint = endpoint
-        self.subject: str = message.reply
+        self.subject = subject  # empty: nobody listens, and the call runs all the same
         self.large = headers.get(names.ACCEPTS) == "1"  # it may come by reference
-        self.call: str = headers.get(names.CALL, "")  # another broker's name for it
+        self.call = headers.get(names.CALL, "")  # another broker's name for it
+        self.object = headers.get(names.OBJECT, "")  # where its request lies
         self.tool = ""
         self.ids: bytes | None = None
         self.began = time.perf_counter_ns()
@@ -57,11 +59,10 @@ class Reply:
             line, error = answer.line(self.tool or None, self.ids), answer.text
         else:
             line = b'{"id":' + self.ids[:-1] + b"," + answer[1:] if self.ids else answer
-            said = _outcome.decode(answer)
-            error = "" if said.status == "OK" else said.error or said.status
+            error = _error_of(answer)
             headers = _about_error(error, errors.TOOL_ERROR.http) if error else None
         self._count(error)
-        self._face.settled(self, line.rstrip(b"\n"), headers)
+        self._face.settled(self, line.rstrip(b"\n"), headers, ran=not isinstance(answer, Refusal) or answer.ran)
 
     def _count(self, error: str) -> None:
         endpoint = self.endpoint
@@ -77,15 +78,26 @@ class Reply:
         self._face.say(self, b'{"id":%b,%b}' % (self.ids[:-1], members))
 
     def behind(self) -> bool:
-        return self._face.bus.behind()
+        return self._face.behind(self)
 
 
 class _Outcome(msgspec.Struct):
     status: str = "OK"
-    error: str | None = ""
+    error: str = ""
 
 
 _outcome = msgspec.json.Decoder(_Outcome)
+
+
+def _error_of(answer: bytes) -> str:
+    """In words; empty where there is none."""
+    if not is_error(answer):
+        return ""
+    try:
+        said = _outcome.decode(answer)
+    except msgspec.ValidationError:  # a tool may write there what it likes
+        return "the tool failed"
+    return said.error or said.status
 
 
 class NatsFace:
@@ -104,6 +116,7 @@ class NatsFace:
         self._seen = -1  # the registry's changes that are served
         self._syncing: asyncio.Task[None] | None = None
         self._fetching: set[asyncio.Task[None]] = set()
+        self._fetches = asyncio.Semaphore(FETCHES)
         self._stopping = False
         self._direct: Subscription | None = None
         self._calls = 0  # without an answer,
@@ -162,36 +175,41 @@ class NatsFace:
 
     def _hearing(self, endpoint: Endpoint | None, tool: str = "") -> Callable[[Msg], Awaitable[None]]:
         async def hear(message: Msg) -> None:
-            headers = message.headers or {}
+            headers = names.headers_of(message)
             call = headers.get(names.CALL, "")
-            if call and (names.AGAIN in headers or self._recall.knows(call)):
-                self._say_again(call, message.reply)
+            if call and (names.AGAIN in headers or names.HOLD in headers or self._recall.knows(call)):
+                self._asked_about(call, message.reply, headers)
                 return
-            reply = Reply(self, message, endpoint)
+            reply = Reply(self, message.reply, headers, endpoint)
             self._calls += 1
             if call:
-                self._recall.begin(call, message.reply)
-            if refusal := self._full(len(message.data)):
+                self._recall.begin(call)
+            if refusal := self._full(len(message.data), reply):
                 self._refuse(reply, refusal)
-            elif large := headers.get(names.OBJECT):
-                self._later(self._fetch(large, message, tool, reply))
+            elif names.TOOLS in headers and endpoint is None:
+                reply.settle(_tools_of(endpoint for endpoint, _, _ in self._served.values()))
+            elif reply.object:
+                self._later(self._fetch(headers, tool, reply))
             else:
                 self._begin(message.data, headers, tool, reply)
 
         return hear
 
-    async def _fetch(self, name: str, message: Msg, tool: str, reply: Reply) -> None:
+    async def _fetch(self, headers: dict[str, str], tool: str, reply: Reply) -> None:
         """The request is larger than a message."""
+        limits = self._broker.settings.limits
         try:
-            data = await self._objects.get(name, self._broker.settings.limits.request_bytes)
+            async with self._fetches:
+                data = await self._objects.get(reply.object, limits.request_bytes)
         except NoObject as error:
             self._refuse(reply, Refusal(errors.BAD_REQUEST, f"{names.OBJECT}: {error}"))
-            return
         except Away as error:
             self._refuse(reply, Refusal(errors.UNAVAILABLE, str(error), retry_after=1))
-            return
-        self._objects.forget(name)
-        self._begin(data, message.headers or {}, tool, reply)
+        else:
+            if refusal := self._full(len(data), reply):
+                self._refuse(reply, refusal)
+            else:
+                self._begin(data, headers, tool, reply)
 
     def _begin(self, data: bytes, headers: dict[str, str], name: str, reply: Reply) -> None:
         """`name`: the tool that the subject is about; empty: the request says which."""
@@ -246,9 +264,12 @@ class NatsFace:
             headers.get(names.PROOF, ""),
         )
 
-    def _full(self, size: int) -> Refusal | None:
-        """NATS brings messages as they come: what is more than the bounds is answered at once."""
+    def _full(self, size: int, reply: Reply) -> Refusal | None:
+        """NATS brings messages as they come: what is more than the bounds is answered at once. Other brokers have
+        bounds of their own."""
         limits = self._broker.settings.limits
+        if reply.call:
+            return None
         if self._calls > limits.connection_calls:
             text = f"{limits.connection_calls} calls from NATS are under way (limits.connection_calls)"
         elif self._bytes + size > limits.connection_bytes and self._bytes:
@@ -264,11 +285,15 @@ class NatsFace:
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def settled(self, reply: Reply, line: bytes, headers: dict[str, str] | None) -> None:
+    def settled(self, reply: Reply, line: bytes, headers: dict[str, str] | None, *, ran: bool) -> None:
         self._calls -= 1
+        if reply.object and ran and not reply.call:  # who has not run it may be asked again; brokers do so themselves
+            self._objects.forget(reply.object)
         most = self.bus.largest - HEADER_ROOM
         if len(line) <= most:
             self._tell(reply, line, headers)
+        elif not reply.subject:
+            pass
         elif reply.large:
             self._later(self._tell_by_reference(reply, line, headers))
         else:
@@ -280,7 +305,7 @@ class NatsFace:
         try:
             name = await self._objects.put(line)
         except Away as error:
-            self._tell_refusal(reply, Refusal(errors.UNAVAILABLE, f"{error}; the call has run", ran=True))
+            self._tell_refusal(reply, Refusal(errors.CRASH, f"{error}; the call has run, and its reply is lost"))
         else:
             self._tell(reply, b"", {**(headers or {}), names.OBJECT: name})
 
@@ -294,22 +319,30 @@ class NatsFace:
             self._recall.end(reply.call, line, headers)
 
     def say(self, reply: Reply, payload: bytes, headers: dict[str, str] | None = None) -> None:
-        subject = self._recall.listener(reply.call) if reply.call else reply.subject
-        if subject:
-            self.bus.say(subject, payload, headers)
+        if reply.subject:
+            self.bus.say(reply.subject, payload, headers)
 
-    def _say_again(self, call: str, subject: str) -> None:
-        """The other broker, or we, had lost the connection meanwhile."""
+    def behind(self, reply: Reply) -> bool:
+        return self.bus.behind() or self._recall.held(reply.call)
+
+    def _asked_about(self, call: str, subject: str, headers: dict[str, str]) -> None:
+        """What another broker says, or asks, of a call that it has sent before."""
+        if names.HOLD in headers:
+            self._recall.hold(call, held=headers[names.HOLD] == "1")
+            self._broker.pump_soon()
+            return
         told = self._recall.told(call)
         if told is not None:
             self.bus.say(subject, told.line, told.headers)
-        elif self._recall.knows(call):
-            self._recall.begin(call, subject)
-        else:
-            refusal = Refusal(errors.UNAVAILABLE, "this call has never come")
-            line, headers = refusal.line(None).rstrip(b"\n"), _about_refusal(refusal)
-            self._recall.end(call, line, headers)  # should it come yet, it is too late
-            self.bus.say(subject, line, headers)
+        elif not self._recall.knows(call):
+            age = headers.get(names.AGAIN, "")
+            if age.isdigit() and self._recall.certain(int(age) / 1000):
+                refusal = Refusal(errors.UNAVAILABLE, "this call has never come")
+            else:
+                refusal = Refusal(errors.CRASH, "its broker does not remember this call any more; it may have run")
+            line, about = refusal.line(None).rstrip(b"\n"), _about_refusal(refusal)
+            self._recall.end(call, line, about)  # should it come yet, it is too late
+            self.bus.say(subject, line, about)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -351,6 +384,11 @@ class NatsFace:
 
     def status(self) -> dict[str, Any]:
         return {"tools": len(self._served), "calls_under_way": self._calls}
+
+
+def _tools_of(endpoints: Iterable[Endpoint]) -> bytes:
+    """For other brokers, where $SRV.INFO has no room for all that there is to say."""
+    return _encode({"ok": True, "tools": [endpoint.metadata for endpoint in endpoints]})
 
 
 def _about(tool: Tool) -> dict[str, str]:

@@ -46,6 +46,7 @@ class Endpoint:
             "last_error": self.last_error,
             "processing_time": self.nanoseconds,
             "average_processing_time": self.nanoseconds // self.requests if self.requests else 0,
+            "data": {"tool": self.metadata["tool"]},
         }
 
 
