@@ -488,9 +488,7 @@ def _check(config: Config, path: Path | None) -> None:
         seen.add(host.name)
         if host.max < host.min:
             host.max = host.min
-        for variable, value in host.env.items():
-            if not variable or "=" in variable or "\0" in variable + value:
-                raise ConfigError(f"{file}: toolhost {host.name}: env {variable!r} is not a name and a value for it")
+        _check_environment(f"{file}: toolhost {host.name}", host.env)
         for plugin, pin in host.sha256.items():
             if not re.fullmatch(r"[0-9a-fA-F]{64}", pin):
                 raise ConfigError(f"{file}: toolhost {host.name}: sha256 of `{plugin}` is not 64 hexadecimal digits")
@@ -502,6 +500,9 @@ def _check(config: Config, path: Path | None) -> None:
                 raise ConfigError(f"{file}: {section} {one.name!r} is no name for a tool")
             if not one.command or not one.command[0]:
                 raise ConfigError(f"{file}: {section} {one.name}: command is a list, the program first")
+            if "\0" in "".join((*one.command, one.cwd)):
+                raise ConfigError(f"{file}: {section} {one.name}: command or cwd has a NUL character in it")
+            _check_environment(f"{file}: {section} {one.name}", one.env)
             if one.name in named:
                 raise ConfigError(f"{file}: two tools are called {one.name}; give one of them another name")
             named.add(one.name)
@@ -538,6 +539,12 @@ def _check_nats(text: str) -> None:
         if not good or " " in one.strip():
             expected = "nats://HOST:PORT, or several with commas between them"
             raise ConfigError(f"nats.url: {one.strip().rpartition('@')[2]!r}: expected {expected}")
+
+
+def _check_environment(where: str, env: Mapping[str, str]) -> None:
+    for variable, value in env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise ConfigError(f"{where}: env {variable!r} is not a name and a value for it")
 
 
 def _check_python(config: Config, file: Path | str, named: set[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
 import threading
@@ -39,28 +41,50 @@ class StateFile:
         self._next = 0.0
         self._writing: threading.Thread | None = None
         self._failed = ""  # the last problem that was logged
+        self._lock = -1
 
     def read(self) -> None:
         """What is there. A line that cannot be read is an error: nobody's state is lost silently."""
         now = time.monotonic()
+        self._take()
         try:
-            lines = self.path.read_bytes().splitlines()
+            lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             lines = []
         except OSError as error:
-            raise ConfigError(f"server.state_file = {str(self.path)!r}: cannot be read: {error.strerror}") from None
+            raise self._cannot("be read", error) from None
         for number, line in enumerate(lines, 1):
             try:
-                row = _row.decode(line)
-                self._sessions.restore((row.principal, row.name), bytes(row.state), now)
-            except msgspec.DecodeError as error:
+                if line.strip():
+                    row = _row.decode(line)
+                    self._sessions.restore((row.principal, row.name), bytes(row.state), now)
+            except (msgspec.DecodeError, RecursionError) as error:
                 text = f"{self.path}: line {number} cannot be read: {error}; mend it, or move the file away"
                 raise ConfigError(text) from None
         self._written = self._sessions.told
         try:
             self._write(self._rows())
         except OSError as error:
-            raise ConfigError(f"server.state_file = {str(self.path)!r}: cannot be written: {error.strerror}") from None
+            raise self._cannot("be written", error) from None
+
+    def _take(self) -> None:
+        """Two brokers would write over each other's. What one that was killed had begun to write goes."""
+        lock = self.path.with_name(f"{self.path.name}.lock")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"server.state_file = {str(self.path)!r}: another broker is using it; choose another file"
+            raise ConfigError(text) from None
+        except OSError as error:
+            raise self._cannot("be written", error) from None
+        for draft in self.path.parent.glob(f".{self.path.name}.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def _cannot(self, what: str, error: OSError) -> ConfigError:
+        return ConfigError(f"server.state_file = {str(self.path)!r}: cannot {what}: {error.strerror}")
 
     def expire(self, now: float) -> None:
         """Writes what has changed, in a thread, once a second."""

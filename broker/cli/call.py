@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, add_socket, ask, fail, socket_path, subcommand
+from broker.cli.common import Trouble, add_socket, ask, fail, printable, socket_path, subcommand
 
 EPILOG = """\
 examples:
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         reason = reply.get("reason")
         detail = reply.get("detail")
         more = "".join(f" ({extra})" for extra in (reason, detail) if extra)
-        print(f"broker: {kind}: {reply.get('error', '')}{more}{hint}", file=sys.stderr)
+        print(printable(f"broker: {kind}: {reply.get('error', '')}{more}{hint}", "\n\t"), file=sys.stderr)
     return 0 if succeeded else 1
 
 

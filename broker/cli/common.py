@@ -83,6 +83,11 @@ def operate(arguments: argparse.Namespace, aid: str, **members: Any) -> dict[str
     return reply
 
 
+def printable(text: str, keep: str = "") -> str:
+    """What a tool says is no command to a terminal."""
+    return "".join(one if one.isprintable() or one in keep else " " for one in text)
+
+
 def fail(error: Exception, code: int = 1) -> int:
     print(f"broker: {error}", file=sys.stderr)
     return code

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from broker.cli.common import printable
 from broker.client.streaming import Event
 
 COLOURS = {"error": 31, "failed": 31, "skipped": 33, "warn": 33, "success": 32, "state": 36, "asset": 35, "debug": 90}
@@ -20,10 +21,9 @@ class Paper:
         self._coloured = self._stream.isatty()
 
     def line(self, name: str, kind: str, text: str) -> None:
-        """`name` tells calls apart; empty where there is only one. What a tool says is no command to a
-        terminal."""
-        head = f"{name}  " if name else ""
-        shown = "".join(one if one.isprintable() else " " for one in f"{kind:7}  {text}")
+        """`name` tells calls apart; empty where there is only one."""
+        head = printable(f"{name}  ") if name else ""
+        shown = printable(f"{kind:7}  {text}")
         code = COLOURS.get(kind) if self._coloured else None
         print(head + (f"\033[{code}m{shown}\033[0m" if code else shown).rstrip(), file=self._stream, flush=True)
 

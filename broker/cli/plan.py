@@ -78,16 +78,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(outcomes).decode())
     else:
         counts = [f"{sum(one.ended == kind for one in outcomes)} {kind}" for kind in ("success", "failed", "skipped")]
-        print(f"{len(outcomes)} steps: {', '.join(counts)}")
+        print(f"{len(outcomes)} step{'s' * (len(outcomes) != 1)}: {', '.join(counts)}")
     return 0 if all(one.ended == "success" for one in outcomes) else 1
 
 
 def _ended(outcome: Outcome) -> tuple[str, str]:
     if outcome.ended == "skipped":
         return "skipped", outcome.reason
-    summary = ""
-    if outcome.ended == "success":
-        output = msgspec.json.decode(outcome.output)
-        summary = output.get("summary", "") if isinstance(output, dict) and "verdict" in output else ""
-    said = outcome.reason or summary
+    said = outcome.reason or _summary(outcome.output)
     return outcome.ended, f"{outcome.seconds:.2f} s" + (f": {said}" if said else "")
+
+
+class _Told(msgspec.Struct):
+    """What an event tool puts out, as far as it is for people."""
+
+    verdict: str
+    summary: str = ""
+
+
+def _summary(output: Any) -> str:
+    try:
+        return msgspec.json.decode(output, type=_Told).summary if isinstance(output, msgspec.Raw) else ""
+    except msgspec.DecodeError:
+        return ""

@@ -124,7 +124,7 @@ try, in another terminal:
 def check(loaded: Loaded) -> int:
     """Validates, and says what each setting is and where it came from."""
     from broker.bus import without_secrets
-    from broker.runtimes.python.app import interpreter
+    from broker.runtimes.python.program import interpreter
 
     settings = loaded.config
     print(f"configuration: {loaded.file or 'no file, defaults only'}")

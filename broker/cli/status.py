@@ -50,12 +50,12 @@ def _text(report: dict[str, Any]) -> str:
             f"queue of the cluster: {queue['calls']} calls, {queue['running_here']} of them here, {queue['dead']} dead"
         )
     for pool in report["pools"]:
-        lines += [
-            "",
-            f"pool {pool['name']}: {pool['state']}, {pool['min']} to {pool['max']} processes  ({pool['source']})",
-        ]
+        size = f"pool {pool['name']}: {pool['state']}, {pool['min']} to {pool['max']} processes"
+        if pool["kind"] == "python":
+            size = f"app {pool['name']}: {pool['state']}, up to {pool['max']} calls at once"
+        lines += ["", f"{size}  ({pool['source']})"]
         counts = [f"{key} {value}" for key, value in pool["counts"].items() if value]
-        lines.append(f"  {pool['waiting']} waiting; {', '.join(counts)}")
+        lines.append(f"  {pool['waiting']} waiting" + (f"; {', '.join(counts)}" if counts else ""))
         if pool["reason"]:
             lines.append(f"  last trouble: {pool['reason']}")
         rows = [

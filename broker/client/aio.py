@@ -13,7 +13,7 @@ import msgspec
 from broker.client import queued
 from broker.client.failures import CallFailed, Forbidden
 from broker.client.reply import Reply, decode, failed, read
-from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
+from broker.client.request import Address, encode, find, input_text, named, request_line, says_who, words
 from broker.client.streaming import EventStream
 from broker.client.sync import LONGEST_CALL, PATIENCE_SECONDS, Lost, peer_of
 from broker.client.sync import lost_call as _failure
@@ -212,14 +212,23 @@ class AsyncClient:
                 else:
                     reader, writer = await asyncio.open_connection(*self.address)
                 if self._token:
-                    writer.write(says_who(self._token))
-                    said = decode(await reader.readline())
-                    if not said.ok:
+                    try:
+                        await self._say_who(reader, writer)
+                    except BaseException:
                         writer.close()
-                        raise Forbidden("_auth", said.error or "")
+                        raise
                 return reader, writer
         except OSError as error:  # TimeoutError is one
             raise self._nobody(error) from None
+
+    async def _say_who(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says_who(self._token))
+        line = await reader.readline()
+        if not line:
+            raise Lost("the broker has closed the connection", sent=False)
+        said = decode(line)
+        if not said.ok:
+            raise Forbidden("_auth", said.error or "")
 
     def _nobody(self, error: OSError) -> Lost:
         reason = error.strerror or str(error) or f"nothing within {self._seconds:g} s"
@@ -285,17 +294,32 @@ class AsyncClient:
 
     async def tools(self) -> list[dict[str, Any]]:
         """What can be called, and what is known of it."""
+        tools: list[dict[str, Any]] = (await self._word("_tools"))["tools"]
+        return tools
+
+    async def state(self, session: str) -> dict[str, Any]:
+        """What event tools have made of this session."""
+        state: dict[str, Any] = (await self._word("_state", session=named(session)))["state"]
+        return state
+
+    async def clear_state(self, session: str) -> bool:
+        """It begins anew. Was there a state?"""
+        return bool((await self._word("_state.clear", session=named(session)))["cleared"])
+
+    async def _word(self, aid: str, **members: str) -> dict[str, Any]:
+        """A question to the broker itself."""
 
         async def once(connection: _Connection) -> bytes:
             number = connection.number()
-            return await connection.ask(number, encode({"id": number, "aid": "_tools"}) + b"\n", PATIENCE_SECONDS)
+            line = encode({"id": number, "aid": aid, **members}) + b"\n"
+            return await connection.ask(number, line, PATIENCE_SECONDS)
 
-        line = await self._persist("_tools", once, keyed=True)
+        line = await self._persist(aid, once, keyed=True)
         wire = decode(line)
         if not wire.succeeded():
-            raise failed("_tools", wire, line)
-        tools: list[dict[str, Any]] = msgspec.json.decode(line)["tools"]
-        return tools
+            raise failed(aid, wire, line)
+        reply: dict[str, Any] = msgspec.json.decode(line)
+        return reply
 
     async def _persist(self, aid: str, once: Any, *, keyed: bool) -> bytes:
         first: Lost | None = None  # that may have run

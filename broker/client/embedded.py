@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from broker import config, errors, toolhosts
 from broker.assets import Assets
 from broker.client import reply as replies
 from broker.client.failures import CallFailed, failure
 from broker.client.reply import Reply
-from broker.client.request import encode, input_text
+from broker.client.request import encode, input_text, named
 from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
@@ -39,6 +41,7 @@ from broker.runtimes.events.program import Program
 from broker.runtimes.events.program import describe as describe_events
 from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
+from broker.runtimes.python.calls import PythonCalls
 from broker.secrets import Secrets
 from broker.ticket import Call, Ticket
 
@@ -165,6 +168,7 @@ class Embedded:
         self._shared.policy = self.dispatcher
         self.runtimes: list[Threads] = []
         self._events: list[EventCalls] = []
+        self._python: list[PythonCalls] = []
         self._fallen_back: deque[Tool] = deque()
         assets = Assets()
         try:
@@ -177,6 +181,12 @@ class Embedded:
                 self.runtimes.append(runtime)
             for one in settings.oneshot:
                 registry.add(described([describe(one)], cards(settings))[0], OneShot(one, self._shared))
+            for python in settings.python:
+                app = PythonCalls(python, self._shared)
+                self._python.append(app)
+                for info in described(app.tools(), cards(settings)):
+                    tool = registry.add(info, app)
+                    tool.timeout = tool.stats.timeout = app.program.timeout_of(tool.name)
             for events in settings.events:
                 runs = EventCalls(Program(events, settings.limits, assets, self._log), self._shared)
                 registry.add(described([describe_events(events)], cards(settings))[0], runs)
@@ -208,6 +218,9 @@ class Embedded:
         runtimes, self.runtimes = self.runtimes, []
         for runtime in runtimes:
             runtime.fleet.abandon()
+        apps, self._python = self._python, []
+        for app in apps:
+            app.abandon()
 
     def _here(self) -> None:
         """The first call after a fork starts anew."""
@@ -231,6 +244,8 @@ class Embedded:
             runtime.fleet.close(CLOSED)
         for events in self._events:
             events.close()
+        for app in self._python:
+            app.close(CLOSED)
         self._shared.stop()
         self.dispatcher.audit.close()
         remove_directory(self._private)
@@ -286,6 +301,20 @@ class Embedded:
 
         self._here()
         return status.tools(tool for tool in self.dispatcher.registry if self.rights.allow(tool))
+
+    def state(self, session: str) -> dict[str, Any]:
+        """What event tools have made of this session."""
+        self._here()
+        with self._lock:
+            found = self.dispatcher.sessions.find((self.principal, named(session)))
+            state: dict[str, Any] = msgspec.json.decode(found.text) if found is not None else {}
+        return state
+
+    def clear_state(self, session: str) -> bool:
+        """It begins anew. Was there a state?"""
+        self._here()
+        with self._lock:
+            return self.dispatcher.sessions.forget_story((self.principal, named(session)))
 
     def issue_lease(self, aid: str, *, tier: int | None = None, ttl: float | None = None) -> str:
         """A single-use token for a tool above tier 0. Whoever holds the Embedded is its operator."""

@@ -6,6 +6,7 @@ The members' names of Narratoria's plans are understood, too: `toolId`, `toolPat
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class Outcome(Struct):
     ended: Ended
     seconds: float = 0.0
     reason: str = ""
-    output: Any = None
+    output: Any = None  # JSON, as it is; or a text, if it is none
 
 
 class _Document(Struct):
@@ -67,8 +68,12 @@ def read_plan(text: str | bytes) -> Plan:
     """All that is wrong with a plan is said before anything runs."""
     try:
         document = msgspec.json.decode(text, type=_Document)
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
         raise PlanError(f"it is no plan: {str(error)[0].lower()}{str(error)[1:]}") from None
+    except msgspec.DecodeError as error:
+        raise PlanError(_not_json(text, error)) from None
+    except RecursionError:
+        raise PlanError("it is nested too deeply") from None
     steps = [_step(number, members) for number, members in enumerate(document.tools, 1)]
     if len(steps) > MOST_STEPS:
         raise PlanError(f"it has {len(steps)} steps; {MOST_STEPS} is the most")
@@ -81,6 +86,16 @@ def read_plan(text: str | bytes) -> Plan:
                 raise PlanError(f"step {step.id!r} is after {name!r}, and there is no such step")
     _refuse_circles(steps)
     return Plan(steps, document.parallel)
+
+
+def _not_json(text: str | bytes, error: msgspec.DecodeError) -> str:
+    """msgspec counts bytes; whoever looks for it in an editor counts lines."""
+    found = re.fullmatch(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)", str(error))
+    if found is None:  # it ends too early
+        return f"it is not JSON: {error}"
+    before = (text.encode() if isinstance(text, str) else text)[: int(found[2])].decode(errors="replace")
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    return f"it is not JSON: line {line}, column {column}: {found[1]}"
 
 
 def _step(number: int, members: dict[str, Raw]) -> Step:
@@ -144,18 +159,26 @@ class _Run:
     async def _call(self, step: Step) -> Outcome:
         begun = time.monotonic()
         text = bytes(step.input).decode()
-        reason, ended = "", SUCCESS
+        reason, ended, output = "", SUCCESS, ""
         stream = self._client.stream(step.tool, input_json=text, session=self._session)
         try:
             async for event in stream:
                 self._tell(step, event)
             assert stream.reply is not None
-            output = Raw(stream.reply.output_json.encode())
+            output = stream.reply.output_json
         except CallFailed as failure:
             ended, reason = FAILED, failure.text or failure.code
-            output = Raw(str(failure.more.get("output_json") or "null").encode())
+            output = str(failure.more.get("output_json") or "")
         seconds = round(time.monotonic() - begun, 3)
-        return Outcome(step.id, step.tool, ended, seconds, reason, output)
+        return Outcome(step.id, step.tool, ended, seconds, reason, _read(output))
+
+
+def _read(output: str) -> Any:
+    """As JSON, or as the text that it is; none where there is nothing."""
+    try:
+        return msgspec.json.decode(output, type=Raw) if output else None
+    except (msgspec.DecodeError, RecursionError):
+        return output
 
 
 def _why_not(before: Outcome, step: Step) -> str:

@@ -58,6 +58,13 @@ def request_line(
     return encode(members) + b"\n"
 
 
+def named(session: str) -> str:
+    """The name of a session that is asked about: connections, which have one of their own, come and go."""
+    if not session:
+        raise ValueError("a session is asked about by its name")
+    return session
+
+
 def find(address: Address | None, environ: Mapping[str, str] | None = None) -> Address:
     """A path, (host, port), "HOST:PORT" or "tcp:HOST:PORT"; without one, where `broker serve` listens by default."""
     if address is None:

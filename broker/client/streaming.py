@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -52,20 +53,45 @@ def event_in(line: bytes) -> Event | None:
 class EventStream:
     """An asynchronous iterator of events. After the last one, `reply` is there; a call that failed raises then.
 
-    It has a connection of its own: whoever takes its time over an event makes the tool wait, and nobody else.
+    It has a connection of its own: whoever takes its time over an event makes the tool wait, and nobody else. An event
+    that was not waited for (`asyncio.wait_for(anext(stream), 1)`) is there the next time.
     """
 
     def __init__(self, aid: str, line: bytes, seconds: float, connect: Open, failure: Callable[..., Exception]) -> None:
         self.aid = aid
         self.reply: Reply | None = None
+        self._line = line
+        self._seconds = seconds  # the broker's time for the whole call, without what the reader of the events takes
+        self._connect = connect
         self._failure = failure
-        self._events = self._run(line, seconds, connect)
+        self._reader: asyncio.StreamReader | None = None
+        self._hang_up: Callable[[], object] = lambda: None
+        self._over = False
+        self._buffer = bytearray()
+        self._searched = 0
 
     def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> Event:
-        return await anext(self._events)
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            line = await self._next_line()
+            event = event_in(line)
+            if event is not None:
+                return event
+            self._over = True
+            self.reply = read(self.aid, line)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._over = True
+            raise
+        finally:
+            if self._over:
+                self._hang_up()
+        raise StopAsyncIteration
 
     async def __aenter__(self) -> EventStream:
         return self
@@ -75,43 +101,44 @@ class EventStream:
 
     async def aclose(self) -> None:
         """Nobody listens any more; the call itself runs to its end."""
-        await self._events.aclose()  # type: ignore[attr-defined]
+        self._over = True
+        self._hang_up()
 
-    async def _run(self, line: bytes, seconds: float, connect: Open) -> AsyncIterator[Event]:
-        try:
-            reader, writer = await connect()
-        except Lost as lost:
-            raise self._failure(self.aid, lost) from None
-        try:
-            writer.write(line)
-            async for one in self._lines(reader, seconds):
-                event = event_in(one)
-                if event is None:
-                    self.reply = read(self.aid, one)
-                    return
-                yield event
-            raise self._failure(self.aid, Lost("the connection to the broker was lost", sent=True))
-        finally:
-            writer.close()
+    async def _opened(self) -> asyncio.StreamReader:
+        """With the first event that is asked for."""
+        if self._reader is None:
+            try:
+                self._reader, writer = await self._connect()
+            except Lost as lost:
+                raise self._failure(self.aid, lost) from None
+            # also where it is just dropped, in the middle of the events
+            self._hang_up = weakref.finalize(self, _close, asyncio.get_running_loop(), writer)
+            writer.write(self._line)
+        return self._reader
 
-    async def _lines(self, reader: asyncio.StreamReader, seconds: float) -> AsyncIterator[bytes]:
-        """`seconds` is the broker's time for the whole call, without what the reader of the events takes."""
-        buffer, searched = bytearray(), 0
-        while True:
-            while (end := buffer.find(b"\n", searched)) >= 0:
-                line = bytes(buffer[: end + 1])
-                del buffer[: end + 1]
-                searched = 0
-                yield line
-            searched = len(buffer)
+    async def _next_line(self) -> bytes:
+        reader, buffer = await self._opened(), self._buffer
+        while (end := buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(buffer)
             data = b""
-            with contextlib.suppress(OSError):
-                try:
-                    async with asyncio.timeout(seconds):
-                        data = await reader.read(CHUNK)
-                except TimeoutError:
-                    lost = Lost(f"the broker said nothing within {seconds:g} s", sent=True, late=True)
-                    raise self._failure(self.aid, lost) from None
+            try:
+                async with asyncio.timeout(self._seconds):
+                    data = await reader.read(CHUNK)
+            except TimeoutError:
+                lost = Lost(f"the broker said nothing within {self._seconds:g} s", sent=True, late=True)
+                raise self._failure(self.aid, lost) from None
+            except OSError:
+                pass  # it is lost
             if not data:
-                return
+                raise self._failure(self.aid, Lost("the connection to the broker was lost", sent=True))
             buffer += data
+        line = bytes(buffer[: end + 1])
+        del buffer[: end + 1]
+        self._searched = 0
+        return line
+
+
+def _close(loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter) -> None:
+    """From any thread, and where the loop may have ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(writer.close)

@@ -17,7 +17,7 @@ from broker.client import queued
 from broker.client.failures import CallFailed, Forbidden, Timeout, Unavailable
 from broker.client.reply import Reply, failed, read
 from broker.client.reply import decode as decode_reply
-from broker.client.request import Address, encode, find, input_text, request_line, says_who, words
+from broker.client.request import Address, encode, find, input_text, named, request_line, says_who, words
 
 LONGEST_REPLY = 64 * 1024 * 1024
 DEPTH = 1024
@@ -238,12 +238,26 @@ class Client:
 
     def tools(self) -> list[dict[str, Any]]:
         """What can be called, and what is known of it."""
-        line = self.answer("_tools", encode({"aid": "_tools"}) + b"\n")
+        tools: list[dict[str, Any]] = self._word("_tools")["tools"]
+        return tools
+
+    def state(self, session: str) -> dict[str, Any]:
+        """What event tools have made of this session."""
+        state: dict[str, Any] = self._word("_state", session=named(session))["state"]
+        return state
+
+    def clear_state(self, session: str) -> bool:
+        """It begins anew. Was there a state?"""
+        return bool(self._word("_state.clear", session=named(session))["cleared"])
+
+    def _word(self, aid: str, **members: str) -> dict[str, Any]:
+        """A question to the broker itself."""
+        line = self.answer(aid, encode({"aid": aid, **members}) + b"\n")
         wire = decode_reply(line)
         if not wire.succeeded():
-            raise failed("_tools", wire, line)
-        tools: list[dict[str, Any]] = msgspec.json.decode(line)["tools"]
-        return tools
+            raise failed(aid, wire, line)
+        reply: dict[str, Any] = msgspec.json.decode(line)
+        return reply
 
     # --- connections ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from broker import errors
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Place, Tool, Work
 from broker.policy.rights import Rights
+from broker.policy.sessions import LONGEST_NAME
 from broker.ticket import Call, Mark
 
 if TYPE_CHECKING:
@@ -249,6 +250,8 @@ class Caller:
 
     def _admit(self, tool: Tool, lines: bytes, caller: FaceCall, asked: Asked) -> Refusal | None:
         dispatcher = self._broker.dispatcher
+        if len(asked.session) > LONGEST_NAME:
+            return Refusal(errors.BAD_REQUEST, f"the name of a session may have {LONGEST_NAME} characters")
         call = Call(tool, lines, None, dispatcher.timeout(tool, asked.timeout_ms))
         call.key, call.lease, call.ds_state, call.job = asked.key, asked.lease, asked.ds_state, asked.place
         call.proof, call.options, call.secret = asked.proof, asked.options, asked.secret

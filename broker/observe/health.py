@@ -16,7 +16,8 @@ def ready(broker: Broker) -> list[str]:
         return ["the broker is stopping"]
     if not broker.serving:
         return ["the broker is starting"]
-    pools = [pool for runtime in broker.runtimes for pool in runtime.pools.values()]
-    if pools and all(pool.starts.broken for pool in pools):
-        return [f"{pool.name}: its toolhosts do not start: {unquoted(pool.starts.broken)}" for pool in pools]
+    broken = {pool.name: pool.starts.broken for runtime in broker.runtimes for pool in runtime.pools.values()}
+    broken |= {app.root: app.program.nursery.starts.broken for app in broker.apps}
+    if broken and all(broken.values()):
+        return [f"{name}: its toolhosts do not start: {unquoted(why)}" for name, why in broken.items()]
     return []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from broker import __version__
+from broker.observe import status
 from broker.observe.latency import BOUNDS, counted
 from broker.policy.breaker import State
 from broker.pool import process
+from broker.runtimes.python.nursery import LEAVING, RUNNING, SERVER, WAITING
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -28,7 +30,10 @@ EVENTS = {  # of a pool, as its counts call them
     "violation": ("violations", "Times that a toolhost broke the protocol."),
     "moved": ("moved_calls", "Calls that were given to another toolhost, because theirs died before it came to them."),
     "recycled": ("recycled", "Toolhosts that were replaced in good time, for their age, size or number of calls."),
+    "forked": ("forks", "Processes that an app's fork server has forked for calls."),
+    "died": ("deaths", "Fork servers that died."),
 }
+STATES = {"toolhost": ("starting", "ready", "leaving"), "python": (SERVER, WAITING, RUNNING, LEAVING)}
 
 
 def exposition(broker: Broker) -> tuple[bytes, str]:
@@ -97,38 +102,32 @@ class _Live:
     def _pools(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
-        pools = [pool for runtime in self._broker.runtimes for pool in runtime.pools.values()]
+        pools = status.pools(self._broker, time.monotonic())
         processes = GaugeMetricFamily("broker_pool_processes", "Toolhosts, by state.", labels=("pool", "state"))
-        memory: dict[str, float] = {}
-        cpu: dict[str, float] = {}
+        sums: Counter[tuple[str, str]] = Counter()  # several of one name (pools of two toolhosts may have it) are one
+        memory: defaultdict[str, float] = defaultdict(float)
+        cpu: defaultdict[str, float] = defaultdict(float)
         for pool in pools:
-            states: dict[str, Iterable[Any]] = {
-                "starting": pool.starting,
-                "ready": pool.ready,
-                "leaving": pool.leaving,
-            }
-            for state, hosts in states.items():
-                processes.add_metric((pool.name, state), len(list(hosts)))
-            alive = [host.process.pid for hosts in states.values() for host in hosts]
-            memory[pool.name] = sum(map(process.resident, alive))
-            cpu[pool.name] = sum(map(process.processor_seconds, alive))
+            name: str = pool["name"]
+            memory[name] += 0.0
+            cpu[name] += 0.0
+            sums.update({(name, state): 0 for state in STATES[pool["kind"]]})
+            sums.update((name, host["state"]) for host in pool["processes"])
+            for host in pool["processes"]:
+                memory[name] += process.resident(host["pid"])
+                cpu[name] += process.processor_seconds(host["pid"])
+        for labels, number in sums.items():
+            processes.add_metric(labels, number)
         yield processes
         yield _gauge("broker_pool_resident_bytes", "Memory of its toolhosts.", "pool", memory.items())
         yield _gauge("broker_pool_cpu_seconds", "Processor time of its toolhosts that are alive.", "pool", cpu.items())
-        yield _gauge(
-            "broker_pool_up",
-            "0 where its toolhosts do not start.",
-            "pool",
-            ((pool.name, not pool.starts.broken) for pool in pools),
-        )
-        yield _gauge(
-            "broker_pool_waiting_calls",
-            "Calls in its queue.",
-            "pool",
-            ((pool.name, pool.queue.lines) for pool in pools),
-        )
+        up = ((pool["name"], pool["state"] != "broken") for pool in pools)
+        yield _gauge("broker_pool_up", "0 where its toolhosts do not start.", "pool", up)
+        waiting = ((pool["name"], pool["waiting"]) for pool in pools)
+        yield _gauge("broker_pool_waiting_calls", "Calls in its queue.", "pool", waiting)
         for key, (name, words) in EVENTS.items():
-            yield _counter(f"broker_pool_{name}", words, "pool", ((pool.name, pool.counts[key]) for pool in pools))
+            counted = [(pool["name"], pool["counts"][key]) for pool in pools if key in pool["counts"]]
+            yield _counter(f"broker_pool_{name}", words, "pool", counted)
 
     def _policy(self) -> Iterator[Metric]:
         broker, dispatcher = self._broker, self._broker.dispatcher

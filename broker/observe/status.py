@@ -11,10 +11,13 @@ from broker import __version__
 from broker.model import Tool
 from broker.observe.latency import BOUNDS, summary
 from broker.pool import process
+from broker.runtimes.python.nursery import RUNNING
+from broker.runtimes.python.server import Child
 
 if TYPE_CHECKING:
     from broker.policy.leases import Lease
     from broker.pool.pool import Pool
+    from broker.runtimes.python.app import App
     from broker.server import Broker
 
 
@@ -85,12 +88,18 @@ def _report(broker: Broker) -> dict[str, Any]:
             for tool in broker.registry
             if tool.calls
         ],
-        "pools": [
-            _pool(pool, runtime.source, runtime.problem, now)
-            for runtime in broker.runtimes
-            for pool in runtime.pools.values()
-        ],
+        "pools": pools(broker, now),
     }
+
+
+def pools(broker: Broker, now: float) -> list[dict[str, Any]]:
+    """Those of toolhosts, and the apps whose functions are tools."""
+    found = [
+        _pool(pool, runtime.source, runtime.problem, now)
+        for runtime in broker.runtimes
+        for pool in runtime.pools.values()
+    ]
+    return found + [_app(app, now) for app in broker.apps]
 
 
 def leases(leases: Iterable[Lease], now: float) -> list[dict[str, Any]]:
@@ -110,6 +119,7 @@ def leases(leases: Iterable[Lease], now: float) -> list[dict[str, Any]]:
 def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:
     return {
         "name": pool.name,
+        "kind": "toolhost",
         "source": source,
         "state": "broken" if pool.starts.broken else "ready" if pool.ready else "starting",
         "reason": pool.starts.broken or problem or pool.last_reason,
@@ -129,4 +139,28 @@ def _pool(pool: Pool, source: str, problem: str, now: float) -> dict[str, Any]:
             for state, hosts in (("ready", pool.ready), ("starting", pool.starting), ("leaving", pool.leaving))
             for host in hosts
         ],
+    }
+
+
+def _app(app: App, now: float) -> dict[str, Any]:
+    """Its fork server, the children that wait for a call, and those that have one."""
+    program, nursery = app.program, app.program.nursery
+    processes = []
+    for state, one in nursery.processes():
+        pid, calls = (one.pid, one.calls) if isinstance(one, Child) else (one.process.pid, one.forks)
+        row = {"pid": pid, "state": state, "calls": calls, "in_flight": int(state == RUNNING)}
+        resident = round(process.resident(pid) / (1024 * 1024), 1)
+        processes.append({**row, "age_seconds": round(now - one.born, 1), "rss_mb": resident})
+    broken = nursery.starts.broken
+    return {
+        "name": app.root,
+        "kind": "python",
+        "source": program.python,
+        "state": "broken" if broken else "ready" if processes else "starting",
+        "reason": broken or program.last_reason,
+        "min": 0,
+        "max": app.settings.max,
+        "waiting": app.queue.lines,
+        "counts": {**nursery.counts, **program.calls},
+        "processes": processes,
     }

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from broker.policy.story import EMPTY, Story
 
+LONGEST_NAME = 256
 SLOT = re.compile(r"(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])")
 
 

@@ -44,19 +44,19 @@ class Shared:
         self.lock = threading.Lock()
         self.processes = 0
         self.policy: Policy
-        self._spawner = Spawner()
+        self.spawner = Spawner()
 
     def soon(self, job: Callable[[], object]) -> None:
-        self._spawner.soon(job)
+        self.spawner.soon(job)
 
     def spawn(self, spec: Spec) -> Process | SpawnError:
         """By a thread that lives as long as the toolhosts do."""
         born: queue.SimpleQueue[Process | SpawnError] = queue.SimpleQueue()
-        self._spawner.start(spec, born.put)
+        self.spawner.start(spec, born.put)
         return born.get()
 
     def stop(self) -> None:
-        self._spawner.stop()
+        self.spawner.stop()
 
 
 class Waiter:

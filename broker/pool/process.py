@@ -81,6 +81,12 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Asks it, and all that it started, to end."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGTERM)
+
     def reap(self) -> bool:
         """True once it is dead; its group is killed before its pid is free for somebody else."""
         if self.status is not None:
@@ -207,6 +213,7 @@ def _spawn(spec: Spec, fds: list[int]) -> int:
         why = os.strerror(-pid)
         if what == "exec":
             hint = " (is it built, and executable?)" if -pid in (errno.ENOENT, errno.EACCES) else ""
+            hint = " (a script begins with #! and its interpreter)" if -pid == errno.ENOEXEC else hint
             raise SpawnError(f"cannot start {spec.argv[0]}: {why}{hint}")
         if what == "chdir":
             raise SpawnError(f"cannot start {spec.argv[0]}: its cwd {spec.cwd}: {why}")

@@ -16,6 +16,8 @@ import pytest
 from broker import AsyncClient, Client, Embedded
 from tests.conftest import Brokers, Served, Wire
 from tests.support.http import Web
+from tests.support.nats import Client as NatsClient
+from tests.support.nats import NatsServer
 
 COMMAND = """#!{python}
 import json, sys
@@ -40,6 +42,11 @@ def _right(name: str, output: Any) -> bool:
     if name == EVENT:
         return output["verdict"] == "success" and output["state"] == {"n": 2} and len(output["events"]) == 2
     return output == {"n": 1 if name == SERVED else 2}
+
+
+def _events(name: str) -> int:
+    """How many it tells while it runs."""
+    return 2 if name == EVENT else 0
 
 
 class World:
@@ -93,6 +100,10 @@ def test_over_the_sockets(world, name):
             reply = wire.ask({"id": 7, "aid": name, "inputs": {"n": 1}})
             assert (reply["id"], reply["ok"], reply["status"]) == (7, True, "OK")
             assert _right(name, json.loads(reply["output_json"]))
+            wire.send({"id": 8, "aid": name, "inputs": {"n": 1}, "stream": True})
+            *events, last = wire.replies(_events(name) + 1)
+            assert all(one["id"] == 8 and "event" in one for one in events)
+            assert _right(name, json.loads(last["output_json"]))
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -102,6 +113,17 @@ def test_over_autosages_http(world, name):
     assert _right(name, answer.json["output"])
     made = world.web.ask("POST", "/v1/jobs", {"tool_name": name, "input": {"n": 1}, "mode": "sync", "wait_ms": 10000})
     assert made.json["status"] == "succeeded"
+    assert _right(name, made.json["job"]["result"]["output"])
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_as_server_sent_events(world, name):
+    asked = {"tool": name, "input": {"n": 1}}
+    answer = world.web.ask("POST", "/v1/tools/execute", asked, {"accept": "text/event-stream"})
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    parts = [dict(line.split(": ", 1) for line in part.split("\n")) for part in answer.body.decode().split("\n\n")[:-1]]
+    assert [part["event"] for part in parts] == ["event"] * _events(name) + ["result"]
+    assert _right(name, json.loads(parts[-1]["data"])["output"])
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -134,6 +156,38 @@ def test_embedded(world):
         for name in WITHOUT_DAEMON:
             assert _right(name, tools.call(name, {"n": 1}).output), name
         assert {tool["aid"] for tool in tools.tools()} >= set(WITHOUT_DAEMON)
+
+
+@pytest.fixture(scope="module")
+def nats(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsClient]:
+    """A plain NATS client, beside a broker of the same configuration."""
+    folder = tmp_path_factory.mktemp("nats")
+    with NatsServer(folder) as server:
+        brokers = Brokers(folder)
+        broker = brokers.start("--nats", server.url, config=world.config)
+        client = NatsClient(server.url)
+        broker.eventually(lambda: _serves_all(client))
+        yield client
+        client.close()
+        brokers.end()
+
+
+def _serves_all(client: NatsClient) -> bool:
+    try:
+        return any(len(one["endpoints"]) >= len(TOOLS) for one in client.services("INFO", 0.1))
+    except json.JSONDecodeError:  # nobody is there yet
+        return False
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_over_nats(nats, name):
+    reply = nats.call(name, inputs={"n": 1})
+    assert (reply["ok"], reply["status"]) == (True, "OK")
+    assert _right(name, json.loads(reply["output_json"]))
+    asked = {"id": 9, "inputs": {"n": 1}, "stream": True}
+    *events, last = nats.gather(f"tools.default.{name}", asked, lambda message: "ok" in json.loads(message.data))
+    assert [json.loads(one.data)["event"]["type"] for one in events] == ["state_patch", "done"][: _events(name)]
+    assert _right(name, json.loads(json.loads(last.data)["output_json"]))
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -122,6 +122,34 @@ def test_a_session_belongs_to_its_principal_or_connection(start, tools):
         assert wire.ask({"aid": "_state"})["state"] == {}
 
 
+def test_tools_that_patch_one_session_at_once_lose_nothing(start, tools):
+    patch = "for n in range(50): say('state_patch', patch={f'{json.loads(given)[\"input\"][\"of\"]}': {f'{n}': n}})\n"
+    broker = start(config=tools.tool("patch", patch + DONE))
+    with broker.wire() as wire:
+        wire.send(*({"id": n, "aid": "patch", "inputs": {"of": n}, "session": "s"} for n in range(8)))
+        assert all(reply["ok"] for reply in wire.replies(8))
+        assert wire.ask({"aid": "_state", "session": "s"})["state"] == {
+            f"{of}": {f"{n}": n for n in range(50)} for of in range(8)
+        }
+
+
+def test_a_session_is_not_forgotten_while_a_tool_patches_it(start, tools):
+    hold = tools.folder / "go"
+    body = f"say('state_patch', patch={{'a': 1}})\nwhile not os.path.exists({str(hold)!r}): time.sleep(0.005)\n"
+    body += f"say('state_patch', patch={{'b': 2}}); {DONE}"
+    quick = f"say('state_patch', patch={{'c': 3}}); {DONE}"
+    limits = "[limits]\nsessions = 2\nsession_idle_seconds = 0.05\n"
+    broker = start(config=limits + tools.tool("slow", body) + tools.tool("quick", quick))
+    with broker.wire() as wire:
+        wire.send({"id": 1, "aid": "slow", "session": "kept", "stream": True})
+        wire.raw()
+        for number in range(5):
+            wire.ask({"id": 2, "aid": "quick", "session": f"other {number}"})
+        time.sleep(0.3)
+        hold.touch()
+        assert output(wire.replies(3)[-1])["state"] == {"a": 1, "b": 2}
+
+
 def test_a_state_over_the_bound_ends_the_call_and_keeps_what_was(start, tools):
     body = f"say('state_patch', patch={{'a': 1}}); say('state_patch', patch={{'b': 'x' * 2000}}); {DONE}"
     broker = start(config="[limits]\nstate_bytes = 1000\n" + tools.tool("grow", body))
@@ -151,19 +179,6 @@ def test_state_is_there_after_a_restart_where_it_has_a_file(start, tools):
     assert b"nobody" not in file.read_bytes()
     with start(config=config).wire() as wire:
         assert wire.ask({"aid": "_state", "session": "s"})["state"] == {"n": 1.0}
-
-
-def test_a_state_file_that_cannot_be_read_is_left_as_it_is(tmp_path):
-    from tests.support.command import broker_command
-
-    file = tmp_path / "state"
-    file.write_text('["uid:0","s",{"a":1}]\nnot json\n')
-    config = tmp_path / "broker.toml"
-    config.write_text(f'[server]\nstate_file = "{file}"\n')
-    done = broker_command(tmp_path, "serve", "--config", str(config), "--socket", str(tmp_path / "s"))
-    assert done.returncode == 2 or done.returncode == 1
-    assert f"{file}: line 2 cannot be read" in done.stderr
-    assert "not json" in file.read_text()
 
 
 def test_assets_are_looked_at_before_they_are_registered(start, tools, tmp_path):
@@ -344,6 +359,8 @@ def test_ten_calls_at_once_and_the_rest_in_turn(start, tools):
         ('[[events]]\nname = "a"\ncommand = []\n', "command is a list, the program first"),
         ('[[events]]\nname = "_a"\ncommand = ["x"]\n', "is no name for a tool"),
         ('[[events]]\nname = "a"\ncommand = ["x"]\ninput = "odd"\n', "events no. 1, input"),
+        ('[[events]]\nname = "a"\ncommand = ["x"]\nenv = { "A=B" = "c" }\n', "env 'A=B' is not a name"),
+        ('[[events]]\nname = "a"\ncommand = ["x", "\\u0000"]\n', "has a NUL character"),
         ('[[events]]\nname = "a"\ncommand = ["x"]\ncolour = 1\n', "has no setting `colour`"),
         (
             '[[events]]\nname = "a"\ncommand = ["x"]\n[[oneshot]]\nname = "a"\ncommand = ["y"]\n',

@@ -41,6 +41,9 @@ def test_a_call_has_its_events_and_its_session(embedded, tools):
     assert (output["verdict"], len(output["events"]), output["state"]) == ("success", 3, {"n": {"a": 1}})
     assert broker.call("second", session="s").output["state"] == {"n": {"a": 1, "b": 2}}
     assert broker.call("second", session="other").output["state"] == {"n": {"b": 2}}
+    assert broker.state("s") == {"n": {"a": 1, "b": 2}}
+    assert broker.clear_state("s") is True
+    assert (broker.state("s"), broker.clear_state("s")) == ({}, False)
 
 
 def test_failures_say_what_they_are(embedded, tools):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from broker import AsyncClient, CallFailed
+from broker import AsyncClient, CallFailed, Client
 from broker.client.failures import Crash, ToolError
-from broker.client.plan import PlanError, read_plan
+from broker.client.plan import PlanError, _read, read_plan
 from tests.support.command import broker_command
 from tests.support.http import Web
 
@@ -41,6 +46,7 @@ def scene(start, tools):
     config += tools.tool(
         "fails", "say('log', level='warn', message='hm \\x1b[31m'); say('done', ok=False, summary='no')"
     )
+    config += tools.tool("junk", "os.write(1, b'\\x1b[31mjunk\\n')")
     config += tools.tool("dies", "say('state_patch', patch={'a': 1}); sys.exit(3)")
     hold = tools.folder / "go"
     config += tools.tool(
@@ -195,6 +201,83 @@ def test_a_stream_in_python(scene):
     asyncio.run(main())
 
 
+def test_an_event_that_was_not_waited_for_is_there_the_next_time(scene):
+    served, _, hold = scene
+
+    async def main():
+        async with AsyncClient(served.path) as client:
+            stream = client.stream("slow")
+            assert stream.reply is None
+            assert (await anext(stream)).type == "log"
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.05)
+            hold.touch()
+            assert [event.type async for event in stream] == ["done"]
+            assert stream.reply.output["verdict"] == "success"
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_nobody_holds_any_more_hangs_up(scene):
+    served, _, hold = scene
+
+    def sockets():
+        return sum(os.readlink(one).startswith("socket:") for one in list(fds()))
+
+    def fds():
+        for name in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{name}"
+            if os.path.islink(path):
+                yield path
+
+    async def leave(stream):
+        async for event in stream:
+            raise KeyError(event)
+
+    async def main():
+        async with AsyncClient(served.path) as client:
+            before = sockets()
+            async for _ in client.stream("slow"):
+                break
+            with pytest.raises(KeyError):
+                await leave(client.stream("slow"))
+            task = asyncio.create_task(anext(client.stream("flood")))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            client.stream("never asked for")
+            del task
+            gc.collect()
+            await asyncio.sleep(0.05)
+            assert sockets() == before
+        hold.touch()
+
+    asyncio.run(main())
+
+
+def test_the_state_of_a_session_from_python(scene):
+    served, _, _ = scene
+    with Client(served.path) as client:
+        client.call("patch", {"a": {"b": 1}}, session="mine")
+        assert client.state("mine") == {"a": {"b": 1}}
+        assert client.state("nobody's") == {}
+        with pytest.raises(ValueError, match="by its name"):
+            client.state("")
+
+    async def main():
+        async with AsyncClient(served.path) as client:
+            assert await client.state("mine") == {"a": {"b": 1}}
+            assert await client.clear_state("mine") is True
+            assert await client.clear_state("mine") is False
+            assert await client.state("mine") == {}
+
+    asyncio.run(main())
+
+
 def test_a_broker_that_dies_ends_a_stream_with_its_reason(scene):
     served, _, _ = scene
 
@@ -268,7 +351,13 @@ def test_a_plan_is_live_and_its_steps_run_at_the_same_time_unless_it_says_otherw
     ("plan", "words"),
     [
         ("[]", "it is no plan: expected `object`"),
-        ("{", "it is no plan"),
+        ("", "it is not JSON: Input data was truncated"),
+        ("{", "it is not JSON: Input data was truncated"),
+        (
+            '{"tools": [\n  {"id": "a",\n   "tool": "ä" "x"}\n]}',
+            "it is not JSON: line 3, column 16: expected ',' or '}'",
+        ),
+        ('{"tools": [{"id": "a", "tool": "x", "input": ' + "[" * 5000 + "]" * 5000 + "}]}", "it is nested too deeply"),
         ({}, "missing required field `tools`"),
         ({"tools": [{"tool": "x"}]}, "step no. 1: object missing required field `id`"),
         ({"tools": [{"id": "a", "tool": "x"}, {"id": "a", "tool": "x"}]}, "two steps are called 'a'"),
@@ -280,6 +369,55 @@ def test_mistakes_in_a_plan_are_named_before_anything_runs(plan, words):
     with pytest.raises(PlanError) as error:
         read_plan(plan if isinstance(plan, str) else json.dumps(plan))
     assert words in str(error.value)
+
+
+def test_what_a_step_puts_out_may_be_anything(scene, tmp_path):
+    """JSON stays as it is, and what is none is a text; neither it nor a step's name is a command to a terminal."""
+    served, _, _ = scene
+    plan = tmp_path / "plan.json"
+    echo = {"tool": "AID.DEMO.ECHO.v1", "input": {"n": 1.0}}
+    blob = {"tool": "AID.DEMO.BLOB.v1", "input": {"bytes": 10}}
+    plan.write_text(json.dumps({"tools": [{"id": "e\x1b[31m", **echo}, {"id": "b", **blob}]}))
+    done = broker_command(tmp_path, "plan", str(plan), "--socket", served.path)
+    assert (done.returncode, "\x1b" in done.stdout) == (0, False)
+    assert "2 steps: 2 success, 0 failed, 0 skipped" in done.stdout
+    done = broker_command(tmp_path, "plan", str(plan), "--socket", served.path, "--json")
+    assert '"output":{"n": 1.0}' in done.stdout
+    assert json.loads(done.stdout)[1]["output"] == "x" * 8
+    assert _read("not JSON") == "not JSON"
+    assert _read("") is None
+    assert _read("[" * 5000 + "]" * 5000).startswith("[[")
+
+
+def test_fifty_steps_and_a_thousand(scene, tmp_path):
+    served, _, _ = scene
+    plan = tmp_path / "plan.json"
+    chains = [
+        {"id": f"{n}", "tool": "patch", "input": {f"k{n}": n}, "after": [f"{n - 1}"] if n % 5 else []}
+        for n in range(50)
+    ]
+    plan.write_text(json.dumps({"tools": chains}))
+    done = broker_command(tmp_path, "plan", str(plan), "--socket", served.path, "--session", "fifty", "--json")
+    assert [one["ended"] for one in json.loads(done.stdout)] == ["success"] * 50
+    with Client(served.path) as client:
+        assert client.state("fifty") == {f"k{n}": n for n in range(50)}
+    plan.write_text(json.dumps({"tools": [{"id": f"{n}", "tool": "AID.DEMO.ECHO.v1"} for n in range(1000)]}))
+    assert "1000 success" in broker_command(tmp_path, "plan", str(plan), "--socket", served.path).stdout
+    plan.write_text(json.dumps({"tools": [{"id": f"{n}", "tool": "AID.DEMO.ECHO.v1"} for n in range(1001)]}))
+    assert "1000 is the most" in broker_command(tmp_path, "plan", str(plan), "--socket", served.path).stderr
+
+
+def test_a_plan_that_is_interrupted_ends_quietly(scene, tmp_path):
+    served, _, hold = scene
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"tools": [{"id": "a", "tool": "slow"}]}))
+    command = [sys.executable, "-m", "broker", "plan", str(plan), "--socket", served.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().split() == ["a", "info", "1"]
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=10)
+    hold.touch()
+    assert (process.returncode, out, error) == (130, "", "")
 
 
 def test_an_unknown_tool_in_a_plan_stops_it_before_anything_runs(scene, tmp_path):
@@ -296,5 +434,7 @@ def test_a_call_from_the_command_line_is_heard_while_it_runs(scene, tmp_path):
     done = broker_command(tmp_path, "call", "fails", "{}", "--stream", "--socket", served.path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == "warn     hm  [31m"
+    done = broker_command(tmp_path, "call", "junk", "--socket", served.path)
+    assert done.stderr == "broker: bad_reply: a line is not JSON:  [31mjunk (protocol violation)\n"
     done = broker_command(tmp_path, "call", "patch", '{"a":1}', "--session", "cli", "--socket", served.path)
     assert json.loads(done.stdout)["state"] == {"a": 1}

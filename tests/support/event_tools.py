@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from broker.runtimes.events.protocol import Event, Stream, Verdict
+
 SPEAKER = """#!{python}
 import json, os, signal, sys, time
 given = sys.stdin.buffer.readline()
@@ -14,6 +16,24 @@ def say(type_, **more):
     os.write(1, json.dumps({{"version": "0", "type": type_, **more}}).encode() + b"\\n")
 {body}
 """
+
+
+def event(type_: str, **members: Any) -> dict[str, Any]:
+    return {"version": "0", "type": type_, **members}
+
+
+def line(type_: str, **members: Any) -> bytes:
+    return json.dumps(event(type_, **members)).encode()
+
+
+DONE = line("done", ok=True) + b"\n"
+
+
+def played(pieces: list[bytes], exit_code: int | None = 0, most: int = 1 << 20) -> tuple[list[Event], Verdict]:
+    """The events and the verdict of a stdout that comes in these pieces."""
+    stream = Stream(most, 128)
+    events = [one for piece in pieces for one in stream.feed(piece)] + stream.end()
+    return events, stream.verdict("was killed by SIGKILL", exit_code)
 
 
 class Tools:

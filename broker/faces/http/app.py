@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
@@ -216,10 +217,20 @@ class App:
     async def _send(self, request: Request, response: Response, send: Any) -> None:
         body = response.body
         headers = self.headers(request, response)
+        endless = not isinstance(body, bytes) and not any(name == b"content-length" for name, _ in headers)
+        old = endless and request.link is not None and request.link.is_old()
+        if old:
+            headers.append((b"connection", b"close"))
+            request.link.begin_unmeasured()
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if isinstance(body, bytes):
             await send({"type": "http.response.body", "body": body})
             return
-        async for part in body:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        async with aclosing(body):
+            async for part in body:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                if request.link is not None and request.link.transport.is_closing():
+                    return  # nobody is there any more
+        if old:
+            request.link.end_unmeasured()
         await send({"type": "http.response.body", "body": b""})

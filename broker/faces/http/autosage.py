@@ -130,7 +130,8 @@ class AutoSage:
         if body is None:
             text = f"Request body exceeds max size ({self._settings.body_bytes} bytes)."
             return _error(request.name, 413, "unknown", text, "payload_too_large")
-        stream = CallStream(self._broker.face.on_room) if is_wanted(request.headers.get(b"accept", b"")) else None
+        listens = is_wanted(request.headers.get(b"accept", b""))
+        stream = CallStream(self._broker.face.on_room) if listens else None
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         done = answer.set_result if stream is None else stream.done
         while True:
@@ -206,7 +207,7 @@ class AutoSage:
         if limits is not None or key or lease or place is not None or ds_state is not UNSET or tool.info.live:
             timeout = max(1, limits.timeout_ms) if limits is not None else None
             state = None if ds_state is UNSET else bytes(ds_state)
-            session = request.header(b"broker-session")
+            session = request.session()
             asked = Asked(timeout, key, lease, session, state, place, request.name, listener)
         text = bytes(given).decode() if given is not UNSET else "null" if tool.info.checks else "{}"
         self._running += 1

@@ -110,7 +110,7 @@ class Namel3ss:
         """Within the client's own time: a tool that takes longer is answered for."""
         milliseconds = max(1, int(USUAL_MS if asked.timeout_ms is None else asked.timeout_ms))
         key = asked.idempotency_key or request.header(b"idempotency-key")
-        more = Asked(milliseconds, key, request.header(b"broker-lease"))
+        more = Asked(milliseconds, key, request.header(b"broker-lease"), request.session(), request=request.name)
         given = "{}" if asked.payload is UNSET else bytes(asked.payload).decode()
         answer: asyncio.Future[bytes | Refusal] = asyncio.get_running_loop().create_future()
         call = self._caller.begin(tool, given, request.asker, answer.set_result, more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -85,7 +85,7 @@ class Operating:
             watcher.tell(self._last)
         return Response(200, self._parts(watcher), b"text/event-stream", FRESH)
 
-    async def _parts(self, watcher: _Watcher) -> AsyncIterator[bytes]:
+    async def _parts(self, watcher: _Watcher) -> AsyncGenerator[bytes, None]:
         try:
             while part := await watcher.next():
                 yield part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,6 +204,18 @@ class Guarded(HttpToolsProtocol):
         self._head = 1 if self._mixed else self._head + size
         if self._head > HEAD_BYTES:
             self._turn_away(431, "head_too_large", f"the request's head is over {HEAD_BYTES} bytes")
+
+    def is_old(self) -> bool:
+        """HTTP/1.0 knows no chunks: what has no length ends with the connection."""
+        scope: Any = self.scope
+        return bool(scope["http_version"] == "1.0")
+
+    def begin_unmeasured(self) -> None:
+        self.cycle.chunked_encoding = False
+        self.cycle.expected_content_length = sys.maxsize
+
+    def end_unmeasured(self) -> None:
+        self.cycle.expected_content_length = 0
 
     def _without_upgrade(self) -> bytes:
         """No other protocol is spoken here, and then the request counts as if it had not asked for one. (The parser

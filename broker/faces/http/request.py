@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -35,7 +35,7 @@ _names = _ids()
 
 class Response(NamedTuple):
     status: int
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | AsyncGenerator[bytes, None]
     type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -79,6 +79,14 @@ class Request:
     def header(self, name: bytes) -> str:
         value = self.headers.get(name)
         return value.strip().decode("latin-1") if value else ""
+
+    def session(self) -> str:
+        """Whose state it is about: as UTF-8, so that it is the same name in an address."""
+        named = self.headers.get(b"broker-session", b"").strip()
+        try:
+            return named.decode()
+        except UnicodeDecodeError:
+            return named.decode("latin-1")
 
     def trace(self) -> bytes:
         """The trace goes on, under a span of our own; empty where there is none."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
 
 from broker.assets import ROUTE, open_asset
-from broker.faces.http.files import sent
+from broker.faces.http.files import sent_in_part
 from broker.faces.http.request import Request, Response, answered, trouble
 from broker.policy.story import EMPTY
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SESSIONS, STATE = "/v1/sessions/", "/state"
 HARMLESS = ("image/", "audio/", "video/", "text/plain")  # a browser may show it; SVG can be a program
+MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+( *;[ -~]*)?", re.ASCII)
 SANDBOX = ((b"content-security-policy", b"sandbox; default-src 'none'"), (b"x-content-type-options", b"nosniff"))
 
 
@@ -32,6 +34,7 @@ class SessionRoutes:
         app.route("DELETE", f"{SESSIONS}*", self.clear)
         app.route("GET", ROUTE.rstrip("/"), self.assets)
         app.route("GET", f"{ROUTE}*", self.asset)
+        app.route("HEAD", f"{ROUTE}*", self.asset)
 
     async def state(self, request: Request) -> Response:
         """The asker's own session of this name; one that nobody has patched is empty."""
@@ -64,9 +67,8 @@ class SessionRoutes:
             return trouble(404, "not_found", f"The file of {name} is gone: {found}.")
         kind = _kind(asset.media_type)
         shown = kind.startswith(HARMLESS) and not kind.startswith("image/svg")
-        name = os.path.basename(asset.path).encode("ascii", "replace").replace(b'"', b"'").decode()
-        place = b'%b; filename="%b"' % (b"inline" if shown else b"attachment", name.encode())
-        return sent(found, kind.encode(), (*SANDBOX, (b"content-disposition", place)))
+        place = b'%b; filename="%b"' % (b"inline" if shown else b"attachment", _file_name(asset.path))
+        return sent_in_part(request, found, kind.encode(), (*SANDBOX, (b"content-disposition", place)))
 
 
 def _session(request: Request) -> str:
@@ -76,8 +78,13 @@ def _session(request: Request) -> str:
     return unquote(inner) if path.endswith(STATE) and inner and "/" not in inner else ""
 
 
+def _file_name(path: str) -> bytes:
+    """What may stand between quotes in a header."""
+    plain = (one if " " <= one <= "~" and one not in '"\\' else "_" for one in os.path.basename(path))
+    return "".join(plain).encode()
+
+
 def _kind(media_type: str) -> str:
     """What stands in a header: a type that is none is unknown."""
-    main, slash, _ = media_type.partition("/")
-    plain = media_type.isascii() and media_type.isprintable() and main.strip() and slash
-    return media_type.lower() if plain else "application/octet-stream"
+    found = MEDIA_TYPE.fullmatch(media_type.strip())
+    return found[0].lower() if found is not None else "application/octet-stream"

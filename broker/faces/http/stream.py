@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from broker.faces.http.request import Response
 
@@ -22,7 +22,7 @@ class CallStream:
     """What a call says while it runs, until it has its result."""
 
     def __init__(self, room: Callable[[], object]) -> None:
-        self.answer: Response | None = None  # where there is nothing to stream: the call has not begun
+        self.answer: Response | None = None  # where there is nothing to stream: the call was refused
         self._room = room  # told when what was waiting has been read
         self._parts: deque[bytes] = deque()
         self._size = 0
@@ -37,8 +37,8 @@ class CallStream:
         return not self._over and self._size > HIGH
 
     def done(self, response: Response) -> None:
-        """The call's answer. Before the stream has begun it is the request's."""
-        if not self._begun:
+        """The call's answer. A refusal before the stream has begun is the request's."""
+        if not self._begun and response.status != 200:
             self.answer = response
             return
         body = response.body
@@ -55,7 +55,7 @@ class CallStream:
         self._size += len(part)
         self._bell.set()
 
-    async def _read(self) -> AsyncIterator[bytes]:
+    async def _read(self) -> AsyncGenerator[bytes, None]:
         try:
             while self._parts or not self._over:
                 if not self._parts:

@@ -16,6 +16,7 @@ from broker.errors import Refusal
 from broker.faces.machina.lines import SESSION, TIMEOUT_MS, Asked, Members, problem_of, wrong_type
 from broker.faces.machina.linger import linger
 from broker.model import MACHINA, Tool, Work
+from broker.policy.sessions import LONGEST_NAME
 from broker.pool.core import OUTBOX_HIGH
 from broker.ticket import Call
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from broker.faces.machina.listener import MachinaFace
     from broker.policy.idempotency import Entry
     from broker.tokens import Token
-
-LONGEST_SESSION = 256
 
 # The board's numbers, looked up once: an attribute of `lib` costs a dictionary look-up a time.
 PLAIN, KEYED, CALL, BAD = lib.TB_ROW_PLAIN, lib.TB_ROW_KEYED, lib.TB_ROW_CALL, lib.TB_ROW_BAD
@@ -190,8 +189,8 @@ class Connection:
         call.ds_state = asked.ds_state
         call.stream, call.request = asked.stream, asked.request
         if call.ds_state is not None or tool.info.live:
-            if len(asked.session) > LONGEST_SESSION:
-                return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_SESSION} characters')
+            if len(asked.session) > LONGEST_NAME:
+                return Refusal(errors.BAD_REQUEST, f'"session" may have {LONGEST_NAME} characters')
             call.session = (self.principal, asked.session) if asked.session else self
         return dispatcher.admit(call, self, self, now)
 

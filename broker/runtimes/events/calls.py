@@ -8,7 +8,7 @@ from broker.errors import Refusal
 from broker.model import Judge, Work
 from broker.pool.fleet import Shared
 from broker.pool.process import Process
-from broker.runtimes.events.invocation import Hear
+from broker.runtimes.events.invocation import Ended, Hear
 from broker.runtimes.events.program import Program
 from broker.runtimes.events.protocol import Event
 from broker.runtimes.events.report import Report
@@ -42,8 +42,10 @@ class EventCalls:
             if work.ticket is not None:
                 work.ticket.handed_over()
             live.begin()
+        outcomes: list[Ended | Refusal] = []
         try:
-            outcome = program.run(work, self._hearing(work, report), self._born, self._gone)
+            program.run(work, self._hearing(work, report), self._born, self._gone, outcomes.append)
+            outcome = outcomes[0]
             with lock:
                 answer = outcome if isinstance(outcome, Refusal) else program.answer(work, report, outcome)
                 count(self._shared.policy, work.tool, answer)
@@ -54,9 +56,11 @@ class EventCalls:
 
     def _hearing(self, work: Work, report: Report) -> Hear:
         def hear(events: list[Event], deadline: float) -> str:  # noqa: ARG001
-            heard = self._program.examined(events)
-            with self._shared.lock:
-                return self._program.apply(work, report, heard)
+            heard, problem = self._program.examined(events), None
+            while problem is None:
+                with self._shared.lock:
+                    problem = self._program.apply(work, report, heard)
+            return problem
 
         return hear
 

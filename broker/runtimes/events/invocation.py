@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -9,19 +10,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.pool import process
-from broker.pool.process import Process, Spec
+from broker.pool.process import PIPE_BYTES, Process, Spec
 from broker.pool.verdicts import STDERR_KEPT
 from broker.runtimes.events.protocol import Event, Stream, Verdict
 from broker.runtimes.oneshot import CHUNK, no_deadly_pipes, write_some
 
 LINGER_SECONDS = 2.0  # to exit in, after `done`
+TERM_SECONDS = 1.0  # between SIGTERM and SIGKILL
 
 Told = Callable[[Process], object]
 Hear = Callable[[list[Event], float], str]
+Over = Callable[["Ended"], object]
 
 
 class Late(Exception):
     """The time was up while somebody was waited for."""
+
+    def __init__(self, problem: str | None = None) -> None:
+        super().__init__()
+        self.problem = problem  # with the events, as `hear` tells it; None: they have not been heard
 
 
 class Ended(NamedTuple):
@@ -31,14 +38,18 @@ class Ended(NamedTuple):
     late: bool  # it was not waited for any longer
 
 
-def invoke(spec: Spec, line: bytes, seconds: float, stream: Stream, hear: Hear, born: Told, gone: Told) -> Ended:
+def invoke(
+    spec: Spec, line: bytes, seconds: float, stream: Stream, hear: Hear, born: Told, gone: Told, over: Over
+) -> None:
     """`hear` is given events as they come, and the time until which it may make the tool wait; what it answers, if
-    anything, is wrong with them."""
+    anything, is wrong with them. `over` is told what has become of it at once, also if the process has yet to end."""
     child = process.spawn(spec)
     born(child)
     try:
         with no_deadly_pipes():
-            return _Conversation(child, line, time.monotonic() + seconds, stream, hear).run()
+            conversation = _Conversation(child, line, time.monotonic() + seconds, stream, hear)
+            over(conversation.run())
+            conversation.end()
     finally:
         child.kill()
         while not child.reap():
@@ -79,17 +90,14 @@ class _Conversation:
         ready = {fd for fd, _ in self._poller.poll(wait * 1000 + 1)}
         if child.stdin in ready:
             self._left = write_some(child, self._left, self._poller)
-        dry = True
-        if child.stderr in ready and (data := self._read(child.stderr)):
-            self._said += data
-            del self._said[:-STDERR_KEPT]
-            dry = False
-        if child.stdout in ready and (data := self._read(child.stdout)):
-            self._listen(self._stream.feed(data))
-            dry = False
-        if not dry or child.pidfd not in ready or not child.reap():
+        if child.stderr in ready:
+            self._note(self._read(child.stderr))
+        if child.stdout in ready:
+            data = self._read(child.stdout)
+            self._listen(self._stream.feed(data) if data else self._stream.end())
+        if child.pidfd not in ready or not child.reap():
             return False
-        self._listen(self._stream.end())
+        self._read_dry()
         return True
 
     def _read(self, fd: int) -> bytes:
@@ -98,13 +106,48 @@ class _Conversation:
             self._poller.unregister(fd)
         return data
 
+    def _note(self, said: bytes) -> None:
+        self._said += said
+        del self._said[:-STDERR_KEPT]
+
+    def _read_dry(self) -> None:
+        """What it has left in the pipes; no more than they hold, since somebody else may go on writing."""
+        for fd, take in ((self._child.stderr, self._note), (self._child.stdout, self._feed)):
+            left = PIPE_BYTES
+            with contextlib.suppress(BlockingIOError):
+                while left > 0 and not self._stream.violation and (data := os.read(fd, CHUNK)):
+                    left -= len(data)
+                    take(data)
+        self._listen(self._stream.end())
+
+    def _feed(self, data: bytes) -> None:
+        self._listen(self._stream.feed(data))
+
+    def end(self) -> None:
+        """It is asked to end, where it has not; what it still says is not heard."""
+        child, deadline = self._child, time.monotonic() + TERM_SECONDS
+        if child.status is None:
+            child.terminate()
+        while not child.reap() and (wait := deadline - time.monotonic()) > 0:
+            for fd, _ in self._poller.poll(wait * 1000 + 1):
+                if fd in (child.stdout, child.stderr):
+                    self._read(fd)
+                elif fd == child.stdin:
+                    self._left = write_some(child, self._left[:0], self._poller)
+
     def _listen(self, events: list[Event]) -> None:
+        stream, problem = self._stream, ""
         if events:
-            problem = self._hear(events, self._deadline)
-            self._stream.violation = self._stream.violation or problem
-        if self._stream.done is not None and not self._lingers:
+            try:
+                problem = self._hear(events, self._deadline)
+            except Late as late:
+                if stream.done is None or late.problem is None:
+                    raise
+                problem = late.problem  # it has said all: it was only its caller that took so long
+        stream.violation = stream.violation or problem
+        if stream.done is not None and not self._lingers:
             self._lingers = True
-            self._deadline = min(self._deadline, time.monotonic() + LINGER_SECONDS)
+            self._deadline = time.monotonic() + LINGER_SECONDS
 
     def _ended(self, *, late: bool = False) -> Ended:
         child, stream = self._child, self._stream

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
+from collections import deque
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Raw
@@ -26,9 +29,11 @@ from broker.wire import is_json
 
 _encode = msgspec.json.Encoder().encode
 
+SLICE_SECONDS = 0.002  # that events are applied for in one go
 REPLY_ROOM = 512  # of a reply: what stands around its output
 
-Heard = list[tuple[Event, Found | str | None]]  # with what is known of an asset's file
+Over = Callable[[Ended | Refusal], object]
+Heard = deque[tuple[Event, Found | str | None]]  # with what is known of an asset's file
 
 
 class _Line(msgspec.Struct):
@@ -61,26 +66,41 @@ class Program:
 
     # --- where blocking is no harm ----------------------------------------------------------------------------------
 
-    def run(self, work: Work, hear: Hear, born: Told, gone: Told) -> Ended | Refusal:
-        """Until it has ended."""
+    def run(self, work: Work, hear: Hear, born: Told, gone: Told, over: Over) -> None:
+        """Until its process is gone; `over` is told, once, as soon as its caller may be answered."""
         settings, limits, aid = self.settings, self._limits, work.tool.name
         assert work.live is not None
+        told = False
+
+        def tell(outcome: Ended | Refusal) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                over(outcome)
+
         try:
             line = self._input_line(work.lines, work.live.request)
-            program = shutil.which(settings.command[0], path=settings.env.get("PATH"))
-            if program is None:
-                return Refusal(errors.NOT_FOUND, f"{aid}: {settings.command[0]} is not there (is it executable?)")
             environment = {**os.environ, **settings.env}
-            spec = Spec((program, *settings.command[1:]), environment, settings.cwd or None, fenced=False)
-            stream = Stream(limits.reply_bytes, limits.depth)
-            return invoke(spec, line, work.timeout, stream, hear, born, gone)
+            spec = Spec((self._program(), *settings.command[1:]), environment, settings.cwd or None, fenced=False)
+            invoke(spec, line, work.timeout, Stream(limits.reply_bytes, limits.depth), hear, born, gone, tell)
         except _BadInput as error:
-            return Refusal(errors.BAD_REQUEST, f"{aid}: {error}")
+            tell(Refusal(errors.BAD_REQUEST, f"{aid}: {error}"))
         except SpawnError as error:
-            return Refusal(errors.NOT_FOUND, f"{aid}: {error}")
+            tell(Refusal(errors.NOT_FOUND, f"{aid}: {error}"))
         except Exception as error:
             self._log.error("internal error", aid=aid, reason=repr(error))
-            return Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}", ran=True)
+            tell(Refusal(errors.INTERNAL, f"the broker made a mistake: {error!r}", ran=True))
+
+    def _program(self) -> str:
+        """A name is looked for in the tool's PATH, a path that is not absolute in its working directory."""
+        settings = self.settings
+        name = settings.command[0]
+        if os.sep in name:
+            name = os.path.join(os.path.abspath(settings.cwd), name) if settings.cwd else os.path.abspath(name)
+        program = shutil.which(name, path=settings.env.get("PATH"))
+        if program is None:
+            raise SpawnError(f"{name} is not there (is it executable?)")
+        return program
 
     def _input_line(self, work_line: bytes, request: str) -> bytes:
         """What the tool reads."""
@@ -101,30 +121,36 @@ class Program:
 
     def examined(self, events: list[Event]) -> Heard:
         """Assets' files are looked at."""
-        return [
+        return deque(
             (event, examine(event.body.path, self._roots) if isinstance(event.body, Asset) else None)
             for event in events
-        ]
+        )
 
     # --- where the policy is ----------------------------------------------------------------------------------------
 
-    def apply(self, work: Work, report: Report, heard: Heard) -> str:
-        """Each event in its turn; what is wrong with the first that cannot be applied, and it is the last."""
+    def apply(self, work: Work, report: Report, heard: Heard) -> str | None:
+        """Each event in its turn; what is wrong with the first that cannot be applied, and it is the last. None: there
+        are more, but others have to have their turn, too."""
         live = work.live
         assert live is not None
-        for event, found in heard:
+        until = time.monotonic() + SLICE_SECONDS
+        while heard:
+            event, found = heard.popleft()
             if isinstance(event.body, StatePatch) and (problem := live.patch(bytes(event.body.patch))):
                 return problem
-            members = report.add(event, self._registered(work, event, found))
+            members = report.add(event, self._registered(work, report, event, found))
             if live.stream:
                 work.sink.tell(work, members)
+            if heard and time.monotonic() > until:
+                return None
         return ""
 
-    def _registered(self, work: Work, event: Event, found: Found | str | None) -> object:
+    def _registered(self, work: Work, report: Report, event: Event, found: Found | str | None) -> object:
         if found is None:
             return None
         if isinstance(found, str):
-            self._log.warning("asset not registered", aid=work.tool.name, reason=found)
+            report.unregistered += 1
+            report.why = report.why or found
             body = event.body
             assert isinstance(body, Asset)
             return {"assetId": body.id, "registered": False, "reason": found}
@@ -138,16 +164,20 @@ class Program:
         if ended.late:
             text = f"{aid} was not done within {work.timeout:g} s; it may have run"
             verdict = verdict._replace(name="protocol_failure", reason=text)
-        output = report.output(verdict, ended.summary, work.live.state(), ended.said, most - REPLY_ROOM)
-        if len(_encode(output)) > most - REPLY_ROOM:
+        reason = report.short(verdict.reason)
+        room = most - REPLY_ROOM - len(_encode(reason))
+        output = report.output(verdict, ended.summary, work.live.state(), ended.said, room)
+        if report.unregistered:
+            self._log.warning("assets not registered", aid=aid, count=report.unregistered, reason=report.why)
+        if len(_encode(output)) > room:
             return verdicts.oversize(aid, most)
         if verdict.name == "protocol_failure":
             kind = errors.TIMEOUT if ended.late else errors.CRASH if verdict.died else errors.BAD_REPLY
-            refusal = Refusal(kind, _with_last_words(verdict.reason, ended.said), output_json=output)
+            refusal = Refusal(kind, _with_last_words(reason, ended.said), output_json=output)
             self._log.warning("event tool failed", aid=aid, reason=refusal.text)
             return refusal
         ids = b"" if work.ids is None else b'"id":' + work.ids[:-1] + b","
-        told = _encode(output), _encode(verdict.reason)
+        told = _encode(output), _encode(reason)
         if verdict.name == "success":
             return b'{%b"ok":true,"status":"OK","output_json":%b,"error":%b' % (ids, *told) + UNCHANGED
         return b'{%b"ok":false,"status":"TOOL_ERROR","output_json":%b,"error":%b' % (ids, *told) + UNCHANGED

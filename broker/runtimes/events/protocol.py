@@ -6,17 +6,20 @@ ends the stream, and so does `done`: nothing after it counts.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from broker.wire import is_json
+from broker.wire import is_json, is_too_deep
 
 Object = dict[str, Raw]
 
 MISSING_DONE = "Missing done event (protocol violation)"
 REPORTED_FAILURE = "Tool reported failure"
+MOST_ASSETS = 65536  # in one invocation
+REPORT_DEPTH = 3  # levels that the report puts around what an event has in it
 
 
 class Verdict(NamedTuple):
@@ -72,6 +75,7 @@ class Done(Envelope, kw_only=True, tag="done"):
 
 
 Body = Log | StatePatch | Asset | UiEvent | Error | Done
+KINDS = ("log", "state_patch", "asset", "ui_event", "error", "done")
 
 
 class Event(NamedTuple):
@@ -86,8 +90,8 @@ class Violation(Exception):
 
 
 class _Kind(Struct):
-    type: Any = None
-    version: Any = None
+    type: Any = UNSET
+    version: Any = UNSET
 
 
 _body = msgspec.json.Decoder(Body)
@@ -96,11 +100,13 @@ _kind = msgspec.json.Decoder(_Kind)
 
 def understood(line: bytes, depth: int) -> Event:
     if not is_json(line, depth):
+        if is_too_deep(line, depth):
+            raise Violation(f"an event is nested deeper than {depth} levels (limits.depth less {REPORT_DEPTH})")
         raise Violation(f"a line is not JSON: {_shown(line)}")
     if line[:1] != b"{":
         raise Violation(f"a line is not a JSON object: {_shown(line)}")
     try:
-        return Event(line, _body.decode(line))
+        return Event(line.replace(b"\r", b" "), _body.decode(line))  # between the parts of JSON they mean the same
     except (msgspec.DecodeError, RecursionError) as error:
         raise Violation(_words(line, str(error))) from None
 
@@ -110,8 +116,14 @@ def _words(line: bytes, error: str) -> str:
         kind = _kind.decode(line)
     except msgspec.DecodeError:
         return f"a line cannot be read: {_shown(line)}"
+    if kind.version is UNSET:
+        return f"an event has no version: {_shown(line)}"
     if kind.version != "0":
         return f'the version of an event must be "0", not {_shown(msgspec.json.encode(kind.version))}'
+    if kind.type is UNSET:
+        return f"an event has no type: {_shown(line)}"
+    if kind.type in KINDS and "`$.type`" in error:
+        return f"an event has more than one type: {_shown(line)}"
     if "`$.type`" in error or kind.type is None:
         return f"Unknown event type: {_shown(msgspec.json.encode(kind.type))}"
     return f"an event of type {kind.type} is wrong: {error[0].lower()}{error[1:]}: {_shown(line)}"
@@ -129,9 +141,9 @@ class Stream:
         self.done: Done | None = None
         self.violation = ""
         self._most = most  # bytes of a line
-        self._depth = depth
+        self._depth = max(depth - REPORT_DEPTH, 2)
         self._begun = bytearray()  # of a line that has not ended
-        self._assets: set[str] = set()
+        self._assets: set[bytes] = set()  # their ids may be long
 
     @property
     def over(self) -> bool:
@@ -169,7 +181,7 @@ class Stream:
             if self.over:
                 break
             self._check_length(line)
-            text = line.replace(b"\r", b" ").strip(b" \t")  # as JSON it means the same
+            text = line.strip(b" \t\r")
             if not text or self.violation:
                 continue
             try:
@@ -185,9 +197,12 @@ class Stream:
         if isinstance(body, Done):
             self.done = body
         elif isinstance(body, Asset):
-            if body.id in self._assets:
+            name = blake2b(body.id.encode(), digest_size=16).digest()
+            if name in self._assets:
                 raise Violation(f"assetId {_shown(body.id.encode())} is used twice in one invocation")
-            self._assets.add(body.id)
+            if len(self._assets) >= MOST_ASSETS:
+                raise Violation(f"more than {MOST_ASSETS} assets in one invocation")
+            self._assets.add(name)
 
     def verdict(self, ended: str, exit_code: int | None) -> Verdict:
         """When the process has ended; `ended` says how."""

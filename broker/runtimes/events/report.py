@@ -12,6 +12,7 @@ from broker.runtimes.events.protocol import Asset, Event, Log, Verdict
 from broker.runtimes.events.shown import shown
 
 STDERR_TOLD = 4096
+LONGEST_TEXT = 8192  # characters of a summary, or a reason
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,6 +29,8 @@ class Report:
         self._cut: Counter[str] = Counter()
         self._assets: list[Any] = []
         self._shown: list[Any] = []
+        self.unregistered = 0  # assets whose files cannot be served,
+        self.why = ""  # and what was wrong with the first
 
     def add(self, event: Event, asset: Any = None) -> bytes:
         """Keeps it, if there is room; `asset` is what became of the file. As it is told to a caller that listens: an
@@ -54,6 +57,11 @@ class Report:
             self._shown.append({name: value for name, value in notes.items() if name != "asset"})
         return members
 
+    def short(self, text: str) -> str:
+        """A text of the tool's own, as long as it may be beside all else."""
+        most = min(LONGEST_TEXT, self._most // 64)
+        return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"
+
     def output(self, verdict: Verdict, summary: str, state: bytes, said: bytes, room: int) -> str:
         """The `output_json`; without its events where it would be longer than `room` as a JSON string."""
         text = self._output(verdict, summary, state, said)
@@ -66,12 +74,12 @@ class Report:
     def _output(self, verdict: Verdict, summary: str, state: bytes, said: bytes) -> str:
         output: dict[str, Any] = {
             "verdict": verdict.name,
-            "summary": summary,
+            "summary": self.short(summary),
             "events": [line for _, line in self._events],
         }
         output["state"] = Raw(state)
         if verdict.reason:
-            output["reason"] = verdict.reason
+            output["reason"] = self.short(verdict.reason)
         if self._assets:
             output["assets"] = self._assets
         if self._shown:

@@ -41,7 +41,7 @@ def _ui(body: UiEvent) -> dict[str, Any]:
     if body.event != CHOICE:
         return {"placeholder": {"text": f"{body.event} is not supported", "event": body.event, "payload": payload}}
     try:
-        asked = msgspec.convert(payload, _Choices)
+        asked = msgspec.json.decode(msgspec.json.encode(payload), type=_Choices)
     except msgspec.ValidationError as error:
         text = f"{CHOICE} has no choices that can be understood: {error}"
         return {"placeholder": {"text": text, "event": body.event, "payload": payload}}
@@ -51,6 +51,6 @@ def _ui(body: UiEvent) -> dict[str, Any]:
     return {"choice": {**prompt, "choices": options}}
 
 
-def _given(members: dict[str, Raw] | UnsetType) -> Any:
-    """As Python has it: its values may be of any kind."""
-    return {} if isinstance(members, UnsetType) else msgspec.json.decode(msgspec.json.encode(members))
+def _given(members: dict[str, Raw] | UnsetType) -> dict[str, Raw]:
+    """As it was written."""
+    return {} if isinstance(members, UnsetType) else members

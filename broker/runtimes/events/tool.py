@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import NamedTuple
 
@@ -26,8 +27,7 @@ class Pause(NamedTuple):
     """A tool that is not read from until its caller has read what it was told."""
 
     caller: Caller
-    go_on: Future[str]
-    problem: str
+    room: Future[None]
 
 
 class EventTool(Waiting):
@@ -41,7 +41,7 @@ class EventTool(Waiting):
         self.calls = 0
         self._program = program
         self._log = log
-        self._threads = ThreadPoolExecutor(program.settings.max, thread_name_prefix="broker-events")
+        self._threads = ThreadPoolExecutor(2 * program.settings.max, thread_name_prefix="broker-events")
         self._children: set[Process] = set()
         self._children_lock = threading.Lock()
         self._paused: list[Pause] = []
@@ -57,10 +57,14 @@ class EventTool(Waiting):
             work.ticket.handed_over()
         work.live.begin()
         report = self._program.report()
-        begun = time.monotonic()
-        call = self._threads.submit(self._program.run, work, self._hearing(work, report), self._born, self._gone)
-        ended = self._core.loop.call_soon_threadsafe
-        call.add_done_callback(lambda done: ended(self._ended, work, report, done.result(), time.monotonic() - begun))
+        begun, soon = time.monotonic(), self._core.loop.call_soon_threadsafe
+        hear = self._hearing(work, report)
+
+        def over(outcome: Ended | Refusal) -> None:
+            soon(self._over, work, report, outcome, time.monotonic() - begun)
+
+        call = self._threads.submit(self._program.run, work, hear, self._born, self._gone, over)
+        call.add_done_callback(lambda _: soon(self._left))
 
     def _born(self, child: Process) -> None:
         with self._children_lock:
@@ -79,35 +83,55 @@ class EventTool(Waiting):
 
         def hear(events: list[Event], deadline: float) -> str:
             heard = self._program.examined(events)
-            go_on: Future[str] = Future()
-            self._core.loop.call_soon_threadsafe(self._heard, work, report, heard, go_on)
+            applied: Future[str] = Future()
+            room: Future[None] = Future()
+            problem = None
+            self._core.loop.call_soon_threadsafe(self._heard, work, report, heard, applied, room)
             try:
-                return go_on.result(max(0.0, deadline - time.monotonic()))
+                problem = applied.result(max(0.0, deadline - time.monotonic()))
+                room.result(max(0.0, deadline - time.monotonic()))
             except NotYet:
-                raise Late from None
+                applied.cancel()
+                room.cancel()
+                raise Late(problem) from None
+            return problem
 
         return hear
 
-    def _heard(self, work: Work, report: Report, heard: Heard, go_on: Future[str]) -> None:
-        problem = ""
+    def _heard(self, work: Work, report: Report, heard: Heard, applied: Future[str], room: Future[None]) -> None:
+        if applied.cancelled():  # nobody waits any longer, and the call may have its answer
+            return
+        problem: str | None = ""
         try:
             problem = self._program.apply(work, report, heard)
         except Exception as error:
             self._log.error("internal error", aid=work.tool.name, reason=repr(error))
             problem = f"the broker made a mistake: {error!r}"
         self._core.flush()
+        if problem is None:
+            self._core.loop.call_soon(self._heard, work, report, heard, applied, room)
+            return
+        with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+            applied.set_result(problem)
         if work.live is not None and work.live.stream and not self._ending and work.caller.behind():
-            self._paused.append(Pause(work.caller, go_on, problem))
+            self._paused.append(Pause(work.caller, room))
+            super().pump()
         else:
-            go_on.set_result(problem)
+            room.set_result(None)
+
+    def _room(self) -> int:
+        """Those that wait for their readers take no place from others; a tool that may run once only runs once."""
+        stalled = sum(not pause.room.cancelled() for pause in self._paused) if self._most > 1 else 0
+        return min(super()._room() + stalled, 2 * self._most - self.running)
 
     def pump(self) -> None:
         super().pump()
         paused, self._paused = self._paused, []
         for pause in paused:
             if self._ending or not pause.caller.behind():
-                pause.go_on.set_result(pause.problem)
-            else:
+                with contextlib.suppress(InvalidStateError):  # nobody waits any longer
+                    pause.room.set_result(None)
+            elif not pause.room.cancelled():
                 self._paused.append(pause)
 
     def forget(self, caller: Caller) -> None:
@@ -116,10 +140,9 @@ class EventTool(Waiting):
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def _ended(self, work: Work, report: Report, outcome: Ended | Refusal, seconds: float) -> None:
-        self.running -= 1
+    def _over(self, work: Work, report: Report, outcome: Ended | Refusal, seconds: float) -> None:
+        """Its caller is answered, also if its process has yet to end."""
         self.calls += 1
-        self._core.processes -= 1
         assert work.live is not None
         answer = outcome if isinstance(outcome, Refusal) else self._program.answer(work, report, outcome)
         work.live.end()
@@ -129,6 +152,12 @@ class EventTool(Waiting):
         else:
             work.tool.took(work.caller.face, seconds)
             work.sink.deliver(work, answer, 1)
+        self._core.flush()
+
+    def _left(self) -> None:
+        """Its process is gone: the next one may come."""
+        self.running -= 1
+        self._core.processes -= 1
         self.pump()
         self._core.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import time
 from typing import Any
 
@@ -35,15 +36,26 @@ class Heard(msgspec.Struct):
     said: bytes = b""  # on stderr
 
 
-def converse(child: Child, entry: str, guarded: bool, payload: bytes, seconds: float, most: int) -> Heard:
-    deadline = time.monotonic() + seconds
+def frame(entry: str, guarded: bool, payload: bytes) -> bytes:
+    """A request."""
     asked = _encode({"entry": entry, "guarded": guarded})
-    frame = len(asked).to_bytes(4, "big") + len(payload).to_bytes(4, "big") + asked
-    child.wire.settimeout(seconds)
+    return len(asked).to_bytes(4, "big") + len(payload).to_bytes(4, "big") + asked + payload
+
+
+def say(child: Child, request: bytes) -> int:
+    """As much of it as can be said without waiting: so many bytes."""
     try:
-        child.wire.sendall(frame + payload if len(payload) < CHUNK else frame)
-        if len(payload) >= CHUNK:
-            child.wire.sendall(payload)
+        return child.wire.send(request[:CHUNK], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:  # not now; or it is dead, and whoever says the rest finds that out
+        return 0
+
+
+def converse(child: Child, request: bytes, said: int, deadline: float, most: int) -> Heard:
+    """The rest of a request, and the answer."""
+    try:
+        if said < len(request):
+            child.wire.settimeout(max(0.001, deadline - time.monotonic()))
+            child.wire.sendall(memoryview(request)[said:], socket.MSG_NOSIGNAL)
     except TimeoutError:
         return Heard(LATE)
     except OSError:  # it was dead before it had the whole of the request

@@ -5,6 +5,7 @@ Run by the app's own interpreter, by path: nothing but the standard library of a
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -12,59 +13,59 @@ import os
 import sys
 import time
 from importlib.machinery import SourceFileLoader
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False  # `typing` is not imported: every fork of an interpreter that has it is dearer
+if TYPE_CHECKING:
+    from typing import Any
 
 DETAILS = ("code", "detail", "http_status", "retryable")  # attributes of an error that has a code
-
 SETTLED_SECONDS = 2.0  # bytecode remembers its source's age in whole seconds
 
 
-class Outcome(NamedTuple):
+class Outcome:
     """What came of a call."""
 
-    ok: bool
-    text: str  # the result, or {"type", "message"}, as JSON
-    code: int  # what the local protocol's process exits with
-    version: Any = 1  # of the protocol, as the request has it
+    __slots__ = ("code", "ok", "text")
 
-    def document(self) -> str:
+    def __init__(self, ok: bool, text: str, code: int = 0) -> None:
+        self.ok = ok
+        self.text = text  # the result, or {"type", "message"}, as JSON
+        self.code = code  # what the local protocol's process exits with
+
+    def document(self, version: Any) -> str:
         """As namel3ss' own runner writes it."""
         member = "result" if self.ok else "error"
         ok = "true" if self.ok else "false"
-        return f'{{"ok": {ok}, "{member}": {self.text}, "protocol_version": {json.dumps(self.version)}}}'
+        return f'{{"ok": {ok}, "{member}": {self.text}, "protocol_version": {json.dumps(version)}}}'
 
 
-def failed(error: BaseException, code: int = 0, version: Any = 1, whole: bool = False) -> Outcome:
+def failed(error: BaseException, code: int = 0, whole: bool = False) -> Outcome:
     """`whole`: with what else the error says of itself, where it has a code."""
-    try:
-        words = str(error)
-    except Exception as worse:  # it is the tool's own class
-        words = f"its message cannot be had: {type(worse).__name__}"
-    said = {"type": type(error).__name__, "message": words}
+    said = {"type": error.__class__.__name__, "message": str(error)}
     text = json.dumps(said)
     if whole and isinstance(getattr(error, "code", None), str):
         try:
             text = json.dumps({**said, **{name: getattr(error, name, None) for name in DETAILS}}, allow_nan=False)
         except Exception:  # it is the tool's own, and need not be JSON
             text = json.dumps({**said, "code": error.code})  # type: ignore[attr-defined]
-    return Outcome(False, text, code, version)
+    return Outcome(False, text, code)
 
 
-def answer(request: str) -> Outcome | None:
-    """To a whole request. Nothing is written of one that is no object."""
+def read(stream: Any) -> tuple[Any, Outcome | None]:
+    """A whole request; or why it is none."""
     try:
-        asked = json.loads(request)
+        return json.loads(stream.read()), None
     except Exception as error:
-        return failed(error, 1)
-    if not isinstance(asked, dict):
-        return None
-    version = asked.get("protocol_version", 1)
+        return {}, failed(error, 1)
+
+
+def answer(asked: dict[str, Any]) -> Outcome:
     entry = asked.get("entry")
-    if not isinstance(entry, str) or not entry:
-        return failed(ValueError("Missing entry"), 1, version)
+    if not isinstance(entry, str):
+        return failed(ValueError("Missing entry"), 1)
     if ":" not in entry:
-        return failed(ValueError("Invalid entry"), 1, version)
-    return call(entry, asked.get("payload", {}))._replace(version=version)
+        return failed(ValueError("Invalid entry"), 1)
+    return call(entry, asked.get("payload"))
 
 
 def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outcome:
@@ -78,13 +79,13 @@ def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outc
         function = getattr(module, name)
         if not callable(function):
             raise TypeError("Entry target is not callable")
-        if within and not defined_in(function, module, within):
-            raise PermissionError(f"{entry} is not defined in the app's own module")
+        if within and not defined_within(function, module, within):
+            raise PermissionError(f"{entry} is not defined in a module of the app's own")
         result = function(payload)
     except Exception as error:
         return failed(error, whole=ours)
     try:
-        return Outcome(True, json.dumps(result, default=_plain, allow_nan=not ours), 0)
+        return Outcome(True, json.dumps(result, default=_plain, allow_nan=not ours))
     except Exception as error:
         if ours and isinstance(error, ValueError) and "float" in str(error):
             error = ValueError("the result has a number that JSON does not know (NaN or Infinity)")
@@ -92,10 +93,11 @@ def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outc
 
 
 def _plain(value: Any) -> Any:
+    """A Decimal that is whole is an integer, another one its digits, without an exponent."""
     decimal = sys.modules.get("decimal")  # whoever has one has imported it
     if decimal is not None and isinstance(value, decimal.Decimal):
-        whole = value.is_finite() and value == value.to_integral_value()
-        return int(value) if whole else str(value)
+        whole = value == value.to_integral_value()
+        return int(value) if whole else format(value.normalize(), "f")
     raise TypeError(f"Object of type {type(value)} is not JSON serializable")
 
 
@@ -115,14 +117,21 @@ def find_within(module: str, root: str) -> None:
             raise PermissionError(f"{name} is not a module of the app's own") from None
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
-        if not places or not all(is_within(place, root) for place in places):
+        if not spec.has_location and spec.submodule_search_locations is not None and count < len(parts):
+            continue  # folders only, perhaps of others, too: there is nothing in them that could be run
+        if not spec.has_location or not is_within(str(spec.origin), root):
             raise PermissionError(f"{name} is not a module of the app's own")
 
 
-def defined_in(function: Any, module: Any, root: str) -> bool:
+def defined_within(function: Any, module: Any, root: str) -> bool:
+    """In this module, or in another one of the app's own that this one has it from."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = getattr(function, "__module__", None)
+    if home != module.__name__:
+        module = sys.modules.get(home) if isinstance(home, str) else None
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_within(file, root) and getattr(function, "__module__", None) == module.__name__
+    return isinstance(file, str) and is_within(file, root)
 
 
 def is_within(path: str, root: str) -> bool:
@@ -162,14 +171,18 @@ def write_all(fd: int, data: bytes) -> None:
 
 def main() -> int:
     """The request on stdin, the answer on what was stdout: whatever the tool writes there goes to stderr."""
-    sys.path[0] = os.getcwd()
+    here = os.path.dirname(__file__)
+    sys.path[:1] = [os.getcwd()] if sys.path[:1] == [here] else [os.getcwd(), *sys.path[:1]]
     mind_edits()
-    private = os.dup(1)
+    private, process = os.dup(1), os.getpid()
     os.dup2(2, 1)
-    outcome = answer(sys.stdin.read())
-    if outcome is None:
-        return 1
-    write_all(private, outcome.document().encode())
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
+    asked, outcome = read(sys.stdin)
+    if not isinstance(asked, dict):
+        raise TypeError("the request is not a JSON object")
+    outcome = outcome or answer(asked)
+    if os.getpid() == process:  # a fork of the tool's may get here, too
+        write_all(private, outcome.document(asked.get("protocol_version", 1)).encode())
     os.close(private)
     return outcome.code
 

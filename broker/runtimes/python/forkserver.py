@@ -1,12 +1,16 @@
 """A warm interpreter of one app: forks an untouched child for each call. Run by path, with the app root as its cwd.
 
-fd 0 is a socket to the broker: requests and answers are packets of JSON. Nothing but the standard library is used here.
+fd 0 is a socket to the broker, of packets: a letter, then numbers of processes in four bytes each, or JSON.
 
-    {"do":"fork","reuse":b} + a socket and a stderr   → {"pid":n}
-    {"do":"reap","pid":n}                             → {"status":n}     its group is killed first
-    {"do":"load","modules":[…]}                       → {"unfit":[…],"spoilt":b,"stamps":[…]}
+    f  a child for one call, r one for many; comes with a socket and a stderr   → its pid
+    e  the first process is ended with its group                                → its status
+    b  no more than the others can                                              → 0
+    l  a list of modules, which are imported           → {"unfit":[…],"spoilt":b,"stamps":[…]}
 
-With any of them, "bury":[pid…] are reaped when it has been answered: children that have answered, too, and are ending.
+The (other) processes of f, r, e and b have answered: they are ended, and waited for when there is time.
+
+Nothing but the standard library is used here, and little of it: what is written to in the memory of a fork is copied a
+page at a time, so that each module, and each function that runs, makes calls dearer.
 """
 
 from __future__ import annotations
@@ -14,22 +18,24 @@ from __future__ import annotations
 import sys
 
 BEFORE = frozenset(sys.modules)  # what no app's own module can take the place of
-HERE = sys.path.pop(0)
+HERE = __file__.rpartition("/")[0]
+if sys.path[:1] == [HERE]:  # not where PYTHONSAFEPATH is set
+    del sys.path[0]
 
-import array  # noqa: E402
+import _socket  # noqa: E402
 import atexit  # noqa: E402
-import contextlib  # noqa: E402
 import gc  # noqa: E402
-import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
+import itertools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import site  # noqa: E402
-import socket  # noqa: E402
-import sysconfig  # noqa: E402
-import threading  # noqa: E402
-from typing import Any  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 try:
     import ctypes
@@ -45,18 +51,25 @@ entry: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(entry)
 
 PACKET = 1 << 20
+NUMBER = 4  # bytes
+ENDIAN: Any = sys.byteorder
+ROOM_FOR_FDS = _socket.CMSG_SPACE(2 * NUMBER)
+TASKS = "/proc/self/task"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+LOOK_SECONDS = 0.05  # between two looks at who is dead
+REHEARSALS = 16  # until the interpreter has adapted its code to what is done in each call
 
 root = os.getcwd()
 by_top: dict[str, list[str]] = {}
-control = socket.socket(fileno=os.dup(0))
+control = _socket.socket(fileno=os.dup(0))
 
 
 def installed() -> tuple[str, ...]:
     """Where modules lie that are kept warm: the rest is imported anew in each child."""
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= set(getattr(site, "getsitepackages", list)())
-    return tuple(os.path.realpath(place) + os.sep for place in found if place)
+    places = {os.path.dirname(os.__file__), *getattr(site, "getsitepackages", list)()}
+    if site.ENABLE_USER_SITE:
+        places.add(site.getusersitepackages())
+    return tuple({os.path.join(one, "") for place in places for one in (place, os.path.realpath(place))})
 
 
 INSTALLED = installed()
@@ -65,41 +78,65 @@ INSTALLED = installed()
 def serve() -> None:
     """Until the broker's end closes."""
     children: set[int] = set()
+    ending: set[int] = set()
     while True:
-        data, ancillary, _, _ = control.recvmsg(PACKET, socket.CMSG_SPACE(2 * 4))
+        control.settimeout(LOOK_SECONDS if ending else None)
+        try:
+            data, ancillary, _, _ = control.recvmsg(PACKET, ROOM_FOR_FDS)
+        except _socket.timeout:  # before Python 3.10 it is another class than TimeoutError
+            bury(ending, children)
+            continue
         if not data:
             break
-        asked = json.loads(data)
-        fds = array.array("i")
-        for _, _, content in ancillary:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        if asked["do"] == "fork":
-            pid = fork(fds, asked["reuse"])
-            children.add(pid)
-            said: Any = {"pid": pid}
-        elif asked["do"] == "reap":
-            children.discard(asked["pid"])
-            said = {"status": end(asked["pid"])}
-        elif asked["do"] == "load":
-            unfit, spoilt = load(asked["modules"])
-            said = {"unfit": unfit, "spoilt": spoilt, "stamps": stamps()}
+        asked = data[:1]
+        fds = numbers(b"".join([content for _, _, content in ancillary]))
+        pids = numbers(data[1:]) if asked != b"l" else []
+        said = 0
+        if asked in b"fr":
+            said = fork(fds, asked == b"r")
+            children.add(said)
+        elif asked == b"e":
+            said = end(pids[0])
+            children.discard(pids.pop(0))
+        if asked == b"l":
+            unfit, spoilt = load(json.loads(data[1:]))
+            control.send(json.dumps({"unfit": unfit, "spoilt": spoilt, "stamps": stamps()}).encode())
         else:
-            said = {}
+            control.send(said.to_bytes(NUMBER, ENDIAN))
         for fd in fds:
             os.close(fd)
-        control.send(json.dumps(said).encode())
-        for pid in asked["bury"]:
-            children.discard(pid)
-            end(pid)
+        for pid in pids:
+            kill(pid)
+            ending.add(pid)
+        bury(ending, children)
     for pid in children:
-        end(pid)
+        kill(pid)
+
+
+def bury(ending: set[int], children: set[int]) -> None:
+    """Those that are dead by now."""
+    for pid in list(ending):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            ending.discard(pid)
+            children.discard(pid)
+
+
+def numbers(data: bytes) -> list[int]:
+    whole = len(data) - len(data) % NUMBER
+    return [int.from_bytes(data[at : at + NUMBER], ENDIAN) for at in range(0, whole, NUMBER)]
+
+
+def kill(pid: int) -> None:
+    """With its group. Until it is waited for it is at most a zombie, whose numbers nobody else can have."""
+    for one in (os.killpg, os.kill):
+        try:  # noqa: SIM105
+            one(pid, signal.SIGKILL)
+        except OSError:
+            pass
 
 
 def end(pid: int) -> int:
-    """Until here it was at most a zombie, whose pid and group nobody else can have."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill(pid)
     return os.waitpid(pid, 0)[1]
 
 
@@ -109,7 +146,7 @@ def end(pid: int) -> int:
 def is_installed(module: Any) -> bool:
     """Outside the app, in a place where nobody edits."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and os.path.realpath(file).startswith(INSTALLED)
+    return isinstance(file, str) and file.startswith(INSTALLED)
 
 
 def load(modules: list[str]) -> tuple[list[str], bool]:
@@ -118,19 +155,47 @@ def load(modules: list[str]) -> tuple[list[str], bool]:
     for name in modules:
         if name in sys.modules:
             continue
-        before = set(sys.modules)
+        before = len(sys.modules)
         try:
             importlib.import_module(name)
         except BaseException:  # whatever it is, the call will see it, too
             unfit.append(name)
-        if threading.active_count() > 1 or any(of_app(one) for one in set(sys.modules) - before):
+        if not can_fork() or any(of_app(one) for one in newest(len(sys.modules) - before)):
             unfit.append(name)
             spoilt = True
             break
     remember()
+    sys.path_importer_cache[root] = finder_of(root)
     gc.collect()
     gc.freeze()
     return unfit, spoilt
+
+
+def can_fork() -> bool:
+    """There are no threads that a child would miss. Those that end before a fork, and come back when they are needed,
+    are seen to by their library (OpenBLAS, which comes with numpy, does that)."""
+    if len(os.listdir(TASKS)) == 1:
+        return True
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return len(os.listdir(TASKS)) == 1
+
+
+def newest(count: int) -> list[str]:
+    """Modules that were imported last. (To look at the names of all would be to touch a page of memory for each.)"""
+    return list(itertools.islice(reversed(sys.modules), max(0, count)))[::-1]
+
+
+def finder_of(place: str) -> Any:
+    """What will look for modules there; it has not looked yet."""
+    for hook in sys.path_hooks:
+        try:
+            return hook(place)
+        except ImportError:
+            continue
+    return None
 
 
 def of_app(name: str) -> bool:
@@ -144,13 +209,6 @@ def stamps() -> list[Any]:
     return [[place, os.stat(place).st_mtime_ns] for place in INSTALLED if os.path.isdir(place)]
 
 
-def make_way() -> None:
-    """The app's own modules come first, as if nothing had been imported here."""
-    for file in os.listdir(root):
-        for name in by_top.get(file.partition(".")[0], ()):
-            sys.modules.pop(name, None)
-
-
 def remember() -> None:
     """What was imported here, by its first name."""
     by_top.clear()
@@ -160,19 +218,28 @@ def remember() -> None:
             by_top.setdefault(top, []).append(name)
 
 
+def shadowed() -> list[str]:
+    """Modules that had better not have been imported here: the app has its own of these names, which come first."""
+    return [name for file in os.listdir(root) for name in by_top.get(file.partition(".")[0], ())]
+
+
 def rehearse() -> None:
     """Does once, for nothing, what a call does: pages of memory that it writes to are ours before the call comes."""
     sys.path.insert(0, HERE)
-    entry.call("rehearsal:run", json.loads('{"a": [1, "b", null]}'), ours=True)
+    report(run({"entry": "rehearsal:run", "guarded": False}, b'{"a": [1, "b", null]}'), newest(1))
+    flush()
     del sys.path[0], sys.modules["rehearsal"]
     sys.path_importer_cache.pop(HERE, None)
-    is_installed(json)
+    try:  # noqa: SIM105
+        shadowed()
+    except OSError:
+        pass
 
 
 # --- a child ---------------------------------------------------------------------------------------------------------
 
 
-def fork(fds: Any, reuse: bool) -> int:
+def fork(fds: list[int], reuse: bool) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -185,13 +252,13 @@ def fork(fds: Any, reuse: bool) -> int:
                 os._exit(1)
         os.setsid()
         control.close()
-        wire = socket.socket(fileno=os.dup(fds[0]))
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(fds[1], 2)
         os.dup2(2, 1)
-        for fd in (nothing, *fds):
-            os.close(fd)
+        os.close(nothing)
+        os.close(fds[1])
+        wire = _socket.socket(fileno=fds[0])  # open until we have ended: its end is taken for ours
         code = live(wire, reuse)
     except SystemExit as request:
         code = exit_code(request)
@@ -201,11 +268,12 @@ def fork(fds: Any, reuse: bool) -> int:
     os._exit(code)
 
 
-def live(wire: socket.socket, reuse: bool) -> int:
+def live(wire: _socket.socket, reuse: bool) -> int:
     """One call, or one after the other."""
-    known: frozenset[str] = frozenset()
+    known, process = 0, os.getpid()
     reseed()
-    rehearse()
+    if not is_asked(wire):
+        rehearse()
     while True:
         head = receive(wire, 8)
         if head is None:
@@ -214,40 +282,69 @@ def live(wire: socket.socket, reuse: bool) -> int:
         asked, given = receive(wire, size), receive(wire, more)
         if asked is None or given is None:
             return 0
+        outcome = None
         if not known:
-            make_way()
-            sys.path.insert(0, root)
-            known = frozenset(sys.modules)
-        outcome = run(json.loads(asked), given)
-        if not reuse:
-            getattr(threading, "_shutdown", bool)()  # as at the end of a program: its threads, then its last words
+            outcome = enter()
+            known = len(sys.modules)
+        outcome = outcome or run(json.loads(asked.decode()), given)
+        if os.getpid() != process:  # the tool has forked, and it is not us who were asked
+            return 0
+        if not reuse:  # as at the end of a program: its threads, then its last words
+            getattr(sys.modules.get("threading"), "_shutdown", bool)()
             atexit._run_exitfuncs()
         flush()
-        learned = [] if reuse else [name for name in list(sys.modules) if name not in known]
-        modules = [name for name in learned if is_installed(sys.modules[name])]
-        text = outcome.text.encode()
-        said = json.dumps({"ok": outcome.ok, "size": len(text), "modules": modules}).encode()
-        wire.sendall(said + b"\n" + text)
+        wire.sendall(report(outcome, [] if reuse else newest(len(sys.modules) - known)))
         if not reuse:
+            receive(wire, 1)  # whoever waits for this wakes up on our processor: our end is not to keep it waiting
             return 0
 
 
-def run(asked: Any, given: bytes) -> Any:
+def is_asked(wire: _socket.socket) -> bool:
+    """There is a request already."""
     try:
-        payload = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        return entry.failed(ValueError(f"the input cannot be read as JSON: {error}"))
-    return entry.call(asked["entry"], payload, root if asked["guarded"] else "", ours=True)
+        return bool(wire.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT))
+    except OSError:
+        return False
 
 
-def receive(wire: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
+def receive(wire: _socket.socket, size: int) -> bytes | None:
+    data = b""
     while len(data) < size:
         part = wire.recv(min(size - len(data), PACKET))
         if not part:
             return None
-        data += part
-    return bytes(data)
+        data = data + part if data else part
+    return data
+
+
+def enter() -> Any:
+    """The app, as it is now. What a call comes to that finds none."""
+    try:
+        os.chdir(root)
+        for name in shadowed():
+            sys.modules.pop(name, None)
+    except OSError as error:
+        return entry.failed(error)
+    sys.path.insert(0, root)
+    return None
+
+
+def run(asked: Any, given: bytes) -> Any:
+    try:
+        payload = json.loads(given.decode())
+    except (ValueError, RecursionError) as error:
+        return entry.failed(ValueError(f"the input cannot be read as JSON: {error}"))
+    try:
+        return entry.call(asked["entry"], payload, root if asked["guarded"] else "", ours=True)
+    except Exception as worse:  # what the tool has raised is its own class
+        return entry.failed(RuntimeError(f"the tool's error has no message: {worse.__class__.__name__}"))
+
+
+def report(outcome: Any, learned: Iterable[str]) -> bytes:
+    text: bytes = outcome.text.encode()
+    modules = [name for name in learned if is_installed(sys.modules.get(name))]
+    head = json.dumps({"ok": outcome.ok, "size": len(text), "modules": modules})
+    return head.encode() + b"\n" + text
 
 
 def reseed() -> None:
@@ -268,11 +365,16 @@ def exit_code(request: SystemExit) -> int:
 
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:  # noqa: SIM105
             stream.flush()
+        except Exception:  # it may be anything that the tool has put there
+            pass
 
 
 if __name__ == "__main__":
     os.dup2(2, 1)
     entry.mind_edits()
+    remember()
+    for _ in range(REHEARSALS):
+        rehearse()
     serve()

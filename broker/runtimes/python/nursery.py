@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from broker import errors
 from broker.errors import Refusal
 from broker.policy.starts import Starts
 from broker.pool.process import Spawner, SpawnError, Spec
@@ -20,7 +21,11 @@ from broker.runtimes.python import server
 from broker.runtimes.python.server import Child, Server, ServerDied
 
 SPARES = 2  # children that wait for a call, so that none waits for a fork
+SERVER, WAITING, RUNNING, LEAVING = "fork server", "waiting", "running", "leaving"
 MOST_MODULES = 4096  # that are kept warm
+
+
+CLOSED = Refusal(errors.DRAINING, "the broker is shutting down")
 
 
 class Unavailable(Exception):
@@ -44,10 +49,12 @@ class Nursery:
         self._server: Server | None = None
         self._retired: list[Server] = []
         self._spares: deque[Child] = deque()
+        self._spoilt: deque[Child] = deque()  # they have waited in vain, and are ended when there is time
         self._modules: dict[str, None] = {}  # kept warm, in the order in which they were first imported
         self._unfit: set[str] = set()
         self._stamps: list[tuple[str, int]] = []
-        self._closed = False
+        self.counts = {"started": 0, "forked": 0, "died": 0, "recycled": 0}
+        self._closing = threading.Event()
         self._burying = False  # soon
 
     # --- children ---------------------------------------------------------------------------------------------------
@@ -57,25 +64,47 @@ class Nursery:
         self._spares.append(self.take())
         self.refill()
 
-    def take(self) -> Child:
-        """One that nothing of the app has been imported into; or, where they are used again, one that is free."""
+    def spare(self) -> Child | None:
+        """One that waits; never waits itself. Nothing of the app has been imported into it, except where processes are
+        used again."""
         if self._outdated():
-            with self._lock:
-                if self._outdated():
-                    self._retire()
-        while self._spares:
-            try:
-                child = self._spares.popleft()
-            except IndexError:
-                break
-            if child.server is self._server and not child.server.dead() and not child.dead():
+            return None
+        try:
+            child = self._spares.popleft()
+        except IndexError:
+            return None
+        if child.server is self._server and not child.server.dead() and not child.dead():
+            return child
+        child.kill()
+        self._spoilt.append(child)
+        return None
+
+    def take(self) -> Child:
+        """The same; or one that is forked now."""
+        while True:
+            if self._outdated():
+                with self._lock:
+                    if self._outdated():
+                        self._retire()
+            child = self.spare()
+            self._end_spoilt()
+            if child is not None:
                 return child
+            if not self._spares:
+                with self._lock:
+                    return self._fork()
+
+    def _end_spoilt(self) -> None:
+        while self._spoilt:
+            try:
+                child = self._spoilt.popleft()
+            except IndexError:
+                return
             self.end(child)
-        with self._lock:
-            return self._fork()
 
     def keep(self, child: Child) -> None:
         """It may have another call, before those that have had none."""
+        child.calls += 1
         self._spares.appendleft(child)
 
     def end(self, child: Child) -> int | None:
@@ -101,12 +130,13 @@ class Nursery:
 
     def refill(self) -> None:
         """So that the next calls need not wait for a fork."""
+        self._end_spoilt()
         while len(self._spares) < SPARES and not self._reuse:
             running = self._server
-            if running is None or self._closed:
+            if running is None or self._closing.is_set():
                 return
             try:
-                self._spares.append(running.fork(self._reuse))
+                self._spares.append(self._forked(running))
             except (ServerDied, OSError):
                 return
 
@@ -114,18 +144,23 @@ class Nursery:
         """Waits for a server to be up; gives up when none starts."""
         while True:
             now = time.monotonic()
-            refusal = self.starts.refusal(self._name, now)
+            refusal = CLOSED if self._closing.is_set() else self.starts.refusal(self._name, now)
             if refusal is not None:
                 raise Unavailable(refusal)
             try:
                 if self._server is None or self._server.dead():
-                    time.sleep(max(0.0, self.starts.retry_at - now))
+                    self._closing.wait(max(0.0, self.starts.retry_at - now))
                     self._start()
                 assert self._server is not None
-                return self._server.fork(self._reuse)
+                return self._forked(self._server)
             except (ServerDied, SpawnError, OSError) as error:
                 self._retire()
                 self.starts.failed(str(error), time.monotonic())
+
+    def _forked(self, running: Server) -> Child:
+        child = running.fork(self._reuse)
+        self.counts["forked"] += 1
+        return child
 
     # --- the server -------------------------------------------------------------------------------------------------
 
@@ -133,9 +168,10 @@ class Nursery:
         self._retire()
         modules = list(self._modules)
         while True:
-            if self._closed:
-                raise SpawnError("the broker is shutting down")
+            if self._closing.is_set():
+                raise SpawnError(CLOSED.text)
             self._server = server.start(self._spec, self._spawner)
+            self.counts["started"] += 1
             self._server.load([], STARTUP_SECONDS)  # is it there at all?
             try:
                 if not self._load(self._server, modules):
@@ -166,7 +202,7 @@ class Nursery:
             new = [one for one in modules if one not in self._modules and one not in self._unfit]
             new = new[: MOST_MODULES - len(self._modules)]
             running = self._server
-            if not new or running is None or self._closed:
+            if not new or running is None or self._closing.is_set():
                 return
             try:
                 spoilt = self._load(running, new)
@@ -189,6 +225,7 @@ class Nursery:
         old, self._server = self._server, None
         self._stamps = []
         if old is not None:
+            self.counts["died" if old.dead() else "recycled"] += 1
             self._retired.append(old)
         self._drop_spares()
 
@@ -204,25 +241,40 @@ class Nursery:
         if running is not None and running.dead() and self._lock.acquire(blocking=False):
             try:
                 if running is self._server:
-                    self._server = None
-                    self._retired.append(running)
+                    self._retire()
             finally:
                 self._lock.release()
         for old in list(self._retired):
             if old.buried():
                 self._retired.remove(old)
-            elif not old.children or self._closed:
+            elif not old.children or self._closing.is_set():
                 old.stop()
+
+    def processes(self) -> list[tuple[str, Server | Child]]:
+        """All that are alive, and what they are doing."""
+        running, spares = self._server, list(self._spares)
+        found: list[tuple[str, Server | Child]] = [] if running is None else [(SERVER, running)]
+        found += [(LEAVING, old) for old in list(self._retired)]
+        for one in [] if running is None else [running, *self._retired]:
+            gone = list(one.leaving)
+            found += [(WAITING if child in spares else RUNNING, child) for child in list(one.children - set(gone))]
+        return found
 
     def close(self) -> None:
         """For good: everything is killed."""
-        self._closed = True
+        self._closing.set()
         running = self._server
         for one in (*([running] if running else ()), *self._retired):
             one.stop()
 
     def alive(self) -> bool:
-        if self._closed and self._server is not None:
+        if self._closing.is_set() and self._server is not None:
             self._server.stop()
         self.look()
         return self._server is not None or bool(self._retired)
+
+    def abandon(self) -> None:
+        """After a fork of ours: everything is the parent's."""
+        for one in (self._server, *self._retired):
+            if one is not None:
+                one.abandon()

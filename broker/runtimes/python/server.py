@@ -8,10 +8,11 @@ import queue
 import select
 import signal
 import socket
+import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,6 +24,8 @@ PROGRAM = str(Path(__file__).with_name("forkserver.py"))
 LOAD_SECONDS = 120.0  # for all modules that are kept warm
 FORK_SECONDS = 30.0
 PACKET = 1 << 20
+
+LOAD, FORK, FORK_FOR_MANY, END, BURY = b"l", b"f", b"r", b"e", b"b"  # as forkserver.py has them
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,10 +40,13 @@ class Loaded(msgspec.Struct):
     stamps: list[tuple[str, int]]  # the folders of packages as they are
 
 
+_loaded = msgspec.json.Decoder(Loaded).decode
+
+
 class Child:
     """A forked interpreter: our ends of its socket and its stderr. Its number is its own until the server reaps it."""
 
-    __slots__ = ("pid", "pidfd", "server", "stderr", "wire")
+    __slots__ = ("born", "calls", "pid", "pidfd", "server", "stderr", "wire")
 
     def __init__(self, pid: int, wire: socket.socket, stderr: int, server: Server) -> None:
         self.pid = pid
@@ -48,6 +54,8 @@ class Child:
         self.wire = wire
         self.stderr = stderr
         self.server = server
+        self.born = time.monotonic()
+        self.calls = 0
 
     def dead(self) -> bool:
         return is_readable(self.pidfd)
@@ -73,6 +81,8 @@ class Server:
     def __init__(self, started: Process, control: socket.socket) -> None:
         self.process = started
         self.children: set[Child] = set()  # alive
+        self.born = time.monotonic()
+        self.forks = 0
         self.stopped = False
         self._control = control
         self._lock = threading.Lock()
@@ -80,13 +90,13 @@ class Server:
         self.leaving: deque[Child] = deque()  # they have answered
 
     def load(self, modules: list[str], seconds: float = LOAD_SECONDS) -> Loaded:
-        return msgspec.convert(self._ask({"do": "load", "modules": modules}, seconds), Loaded)
+        return _loaded(self._ask(LOAD + _encode(modules), seconds))
 
     def fork(self, reuse: bool) -> Child:
         ours, theirs = socket.socketpair()
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            pid = self._ask({"do": "fork", "reuse": reuse}, FORK_SECONDS, [theirs.fileno(), writer])["pid"]
+            pid = _number(self._ask(FORK_FOR_MANY if reuse else FORK, FORK_SECONDS, [theirs.fileno(), writer]))
             os.set_blocking(reader, False)
             child = Child(pid, ours, reader, self)
         except BaseException:
@@ -97,6 +107,7 @@ class Server:
             theirs.close()
             os.close(writer)
         self.children.add(child)
+        self.forks += 1
         return child
 
     def leave(self, child: Child) -> None:
@@ -108,34 +119,35 @@ class Server:
         """If there is no next question."""
         if self.leaving:
             with contextlib.suppress(ServerDied):
-                self._ask({"do": "bury"}, FORK_SECONDS)
+                self._ask(BURY, FORK_SECONDS)
 
     def end(self, child: Child) -> int | None:
         """Killed with its group, if it is alive, and gone. How it ended, if anybody knows."""
         child.kill()
         status = None
         with contextlib.suppress(ServerDied):
-            status = self._ask({"do": "reap", "pid": child.pid}, FORK_SECONDS)["status"]
+            status = _number(self._ask(END + _four(child.pid), FORK_SECONDS))
         self.children.discard(child)
         child.close()
         return status
 
-    def _ask(self, what: dict[str, Any], seconds: float, fds: list[int] | None = None) -> Any:
+    def _ask(self, question: bytes, seconds: float, fds: list[int] | None = None) -> bytes:
         with self._lock:
             if self.stopped:
                 raise ServerDied("its interpreter has ended")
             try:
-                leaving = [self.leaving.popleft() for _ in range(len(self.leaving))]
-                self.children.difference_update(leaving)
+                if question[:1] != LOAD:
+                    leaving = [self.leaving.popleft() for _ in range(len(self.leaving))]
+                    self.children.difference_update(leaving)
+                    question += b"".join([_four(child.pid) for child in leaving])
                 self._control.settimeout(seconds)
-                question = _encode({**what, "bury": [child.pid for child in leaving]})
-                socket.send_fds(self._control, [question], fds or [])
+                socket.send_fds(self._control, [question], fds or [], socket.MSG_NOSIGNAL)
                 reply, reason = self._control.recv(PACKET), "ended"
             except OSError as error:
                 reply, reason = b"", f"gave no answer: {error}"
             self._hear()
             if reply:
-                return msgspec.json.decode(reply)
+                return reply
             words = self._said.decode(errors="replace").strip().splitlines()
             self._stop()
         raise ServerDied(": ".join([f"its interpreter {reason}", *words[-1:]]))
@@ -161,6 +173,13 @@ class Server:
                 self._stop()
             finally:
                 self._lock.release()
+
+    def abandon(self) -> None:
+        """After a fork of ours: it is the parent's. Only our copies of what leads to it are closed."""
+        for child in self.children:
+            child.close()
+        self._control.close()
+        self.process.close()
 
     def dead(self) -> bool:
         return self.process.status is not None or is_readable(self.process.pidfd)
@@ -197,3 +216,11 @@ def is_readable(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def _four(number: int) -> bytes:
+    return number.to_bytes(4, sys.byteorder)
+
+
+def _number(said: bytes) -> int:
+    return int.from_bytes(said, sys.byteorder)

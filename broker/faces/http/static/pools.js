@@ -6,7 +6,16 @@ import { cell, either, empty, mark, pill, table } from "./parts.js";
 
 const MB = 1024 ** 2;
 
-const TONES = { ready: "good", starting: "busy", broken: "bad", leaving: "soft", paused: "warn" };
+const TONES = {
+  ready: "good",
+  starting: "busy",
+  broken: "bad",
+  leaving: "soft",
+  paused: "warn",
+  "fork server": "good",
+  waiting: "good",
+  running: "busy",
+};
 
 export class Pools {
   constructor(act) {
@@ -77,11 +86,11 @@ export class Pools {
     say(row.button, stopped ? "Resume" : "Pause");
     set(row.button, "hidden", all); // what stands above resumes everything
     set(row.button, "aria-label", `${stopped ? "Resume" : "Pause"} pool ${pool.name}`);
-    const went = Object.entries(pool.counts).filter(([word, number]) => number && word !== "started");
+    const went = Object.entries(pool.counts).filter(([word, number]) => number && !STARTS.includes(word));
     const past = went.map(([word, number]) => `${count(number)} ${WENT[word] ?? word}`);
     say(
       row.facts,
-      [`${pool.processes.length} of ${pool.min} to ${pool.max}`, `${count(pool.waiting)} waiting`, ...past].join(" · "),
+      [size(pool), `${count(pool.waiting)} waiting`, ...past].join(" · "),
     );
     say(row.reason, pool.reason && pool.state !== "broken" ? `last: ${pool.reason}` : pool.reason);
     set(row.reason, "data-tone", pool.state === "broken" ? "bad" : null);
@@ -92,8 +101,15 @@ export class Pools {
   }
 }
 
-/** What is paused: all pools of one entry, where each caller has its own (`name@principal`). */
-const entry = (pool) => pool.name.split("@")[0];
+const STARTS = ["started", "forked"];
+
+const size = (pool) =>
+  pool.kind === "python"
+    ? `${plural(pool.processes.length, "process", "processes")}, up to ${plural(pool.max, "call")} at once`
+    : `${pool.processes.length} of ${pool.min} to ${pool.max}`;
+
+/** What is paused: all pools of one entry, where each caller has its own (`name@principal`); an app by its folder. */
+const entry = (pool) => (pool.kind === "python" ? pool.name : pool.name.split("@")[0]);
 
 const WENT = { crash: "crashed", timeout: "timed out", violation: "broke the protocol" };
 
