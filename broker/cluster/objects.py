@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 KEEP_SECONDS = 900.0  # nobody has fetched it
 ANSWER_SECONDS = 2.0  # for one word of NATS'
+SLOWEST = 1024 * 1024  # bytes a second: an object takes many words, and each may wait for the server's disk
 
 
 class NoObject(Exception):
@@ -38,7 +39,7 @@ class Objects:
     async def put(self, payload: bytes) -> str:
         """Its name."""
         name = secrets.token_hex(16)
-        await self._word(lambda store: store.put(name, payload))
+        await self._word(lambda store: store.put(name, payload), len(payload))
         return name
 
     async def get(self, name: str, most: int) -> bytes:
@@ -50,7 +51,7 @@ class Objects:
                 raise NoObject("the object is a link")
             return bytes((await store.get(name)).data or b"")
 
-        return await self._word(get)
+        return await self._word(get, most)
 
     def forget(self, name: str) -> None:
         """It has been read; else it goes when its time is over."""
@@ -63,12 +64,12 @@ class Objects:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]], size: int = 0) -> T:
         from nats.errors import Error
         from nats.js.errors import BadObjectMetaError, DigestMismatchError, InvalidObjectNameError, NotFoundError
 
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience + size / SLOWEST):
                 return await ask(self._store or await self._open())
         except (NotFoundError, BadObjectMetaError, DigestMismatchError, InvalidObjectNameError):
             self._store = None  # perhaps all of it is gone
