@@ -41,7 +41,7 @@ class Queue:
         self.store = Store(bus, names, settings, nats.replicas)
         objects = Objects(bus, names.requests, nats.replicas, patience, None)
         requests = Requests(self.store, objects)
-        self.results = Results(bus, self.store, settings, nats.replicas, patience)
+        self.results = Results(bus, names, settings, nats.replicas, patience)
         self.marks = Marks(self.store, self.results, members.me, patience)
         self.dead = DeadLetters(self.store, names, self.results, self.marks, requests, patience)
         turns = Turns(bus, patience, broker.settings.limits.queue_seconds)

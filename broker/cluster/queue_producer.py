@@ -105,8 +105,9 @@ class Producer:
         refusal = broker.dispatcher.rights(tool, asker)
         if refusal is None and broker.dispatcher.wants_lease(tool) and not asked.lease:
             refusal = broker.dispatcher.lease_required(asker, tool)
-        if refusal is None and tool.schema is not None:
-            problem = tool.schema.problem(Call(tool, line.text, None, 0.0).input_json())
+        if refusal is None and tool.schema is not None and tool.options is None:  # else more is added where it runs
+            given = Call(tool, line.text, None, 0.0).input_json()
+            problem = tool.schema.problem(given, broker.secrets.hidden.text)
             refusal = Refusal(errors.BAD_REQUEST, problem) if problem else None
         return refusal
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from broker.bus import Bus
 from broker.cluster.kv import Bucket
 from broker.cluster.objects import NoObject, Objects
+from broker.cluster.queue_names import Names
 from broker.cluster.queue_records import Letter, Outcome, outcome_of, written
-from broker.cluster.queue_store import Store
 from broker.config import Queue as Settings
 from broker.errors import INTERNAL, Refusal
 
@@ -21,9 +21,7 @@ LARGEST = 1 << 40  # whatever was put there was within the limits
 
 
 class Results:
-    def __init__(self, bus: Bus, store: Store, settings: Settings, replicas: int, patience: float) -> None:
-        names = store.names
-        self._store = store
+    def __init__(self, bus: Bus, names: Names, settings: Settings, replicas: int, patience: float) -> None:
         self._bucket = Bucket(bus, names.results, settings.result_seconds, replicas)
         self._large = Objects(bus, names.replies, replicas, patience, settings.result_seconds)
         self._patience = patience
@@ -41,9 +39,8 @@ class Results:
         return isinstance(await self._bucket.create(letter.name, written(outcome), self._patience), int)
 
     async def find(self, name: str) -> Outcome | None:
-        """As it is now: of several servers, a follower might tell what was."""
-        found = await self._store.entry(self._bucket.name, name, self._patience)
-        return outcome_of(found.data or b"") if found is not None else None
+        found = await self._bucket.get(name, self._patience)
+        return outcome_of(found.value) if found is not None else None
 
     async def reply(self, outcome: Outcome) -> bytes:
         """The reply line."""
@@ -86,11 +83,11 @@ class Results:
 
     async def forget_dead(self, name: str) -> Outcome | None:
         """That it was dead: it is to be run again. What else there is, is returned."""
-        found = await self._store.entry(self._bucket.name, name, self._patience)
+        found = await self._bucket.get(name, self._patience)
         if found is None:
             return None
-        outcome = outcome_of(found.data or b"")
-        if outcome.state == "done" or not await self._bucket.delete(name, found.seq or 0, self._patience):
+        outcome = outcome_of(found.value)
+        if outcome.state == "done" or not await self._bucket.delete(name, found.revision, self._patience):
             return outcome
         return None
 

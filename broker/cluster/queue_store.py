@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.bus import Bus
 from broker.cluster import queue_names
-from broker.cluster.kv import ASK_SECONDS, LONGEST_PAUSE, PAUSE_SECONDS, Away
+from broker.cluster.kv import ASK_SECONDS, EXPECTED, LONGEST_PAUSE, NO_STREAM, PAUSE_SECONDS, WRONG_LAST, Away
+from broker.cluster.kv import why as said_by
 from broker.cluster.queue_names import Names
 from broker.config import Queue as Settings
 
@@ -21,8 +22,6 @@ T = TypeVar("T")
 
 SAME_SECONDS = 120.0  # the server remembers at most so long what was enqueued; results and the queue itself do longer
 MOST_PENDING = 100_000  # calls of one tool that all brokers together have taken
-NO_STREAM = 10059
-WRONG_SEQUENCE = (10071, 10164)
 
 
 class Store:
@@ -118,10 +117,10 @@ class Store:
             nonlocal doubtful
             again, doubtful = doubtful, True
             try:
-                headers = {"Nats-Expected-Last-Subject-Sequence": str(last)}
+                headers = {EXPECTED: str(last)}
                 return (await js.publish(self.names.mark(name), value, headers=headers)).seq
             except APIError as error:
-                if error.err_code not in WRONG_SEQUENCE:
+                if error.err_code not in WRONG_LAST:
                     raise
                 found = await self.marked(name, patience) if again else None
                 return found.seq or 0 if found is not None and found.data == value else 0
@@ -133,21 +132,6 @@ class Store:
 
     async def unmark(self, name: str, patience: float) -> None:
         await self._purge(self.names.marks, self.names.mark(name), patience)
-
-    # --- results ------------------------------------------------------------------------------------------------------
-
-    async def entry(self, bucket: str, key: str, patience: float) -> RawStreamMsg | None:
-        """Of a KV bucket; none also where there is no bucket yet."""
-        from nats.js.errors import NotFoundError
-
-        async def get(js: JetStreamContext) -> RawStreamMsg | None:
-            try:
-                return await js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}")
-            except NotFoundError:
-                return None
-
-        found = await self.patiently(get, patience)
-        return None if found is None or (found.headers or {}).get("KV-Operation") else found
 
     # --- what is dead -------------------------------------------------------------------------------------------------
 
@@ -185,7 +169,7 @@ class Store:
 
     async def patiently(self, ask: Callable[[JetStreamContext], Awaitable[T]], patience: float) -> T:
         from nats.errors import Error, MaxPayloadError
-        from nats.js.errors import APIError, BadRequestError
+        from nats.js.errors import BadRequestError
 
         end = time.monotonic() + patience
         pause, why = PAUSE_SECONDS, "does not answer"
@@ -197,14 +181,14 @@ class Store:
                         if not self._made:
                             await self._make(js)
                         return await ask(js)
-                why = "does not answer"
+                else:
+                    why = "does not answer"
             except (BadRequestError, MaxPayloadError):
                 raise  # it will not be better when it is said again
             except (Error, OSError, TimeoutError) as error:
                 self._made = False  # perhaps a stream is gone
                 self._consumers.clear()
-                said = error.description if isinstance(error, APIError) else None
-                why = f"says: {said}" if said else "does not answer"
+                why = said_by(error)
             if time.monotonic() + pause > end:
                 raise Away(f"NATS ({self._bus.place}) {why}")
             await asyncio.sleep(pause)

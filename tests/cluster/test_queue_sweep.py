@@ -30,7 +30,7 @@ async def swept(url: str) -> dict[str, Any]:
     members = Members(bus, "sweep")
     await bus.start()
     try:
-        results = Results(bus, store, Queue(), 1, 5.0)
+        results = Results(bus, names, Queue(), 1, 5.0)
         dead_broker, this = Marks(store, results, "gone", 5.0), Marks(store, results, members.me, 5.0)
         objects = Objects(bus, names.requests, 1, 5.0, None)
         waiting = letter("waiting")
