@@ -24,7 +24,7 @@ class PostgresServer:
     """On a free port, with a folder of its own; it can be killed, and come back."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="toolhost-broker-postgres-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-of-tests-"))
         self._bin = _binaries()
         self._user = _user()
         self._process: subprocess.Popen[bytes] | None = None
