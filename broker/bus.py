@@ -106,8 +106,10 @@ class Bus:
             self._answers = await self.client.subscribe(f"{self._inbox}.*", cb=self._hear)
         self._asked += 1
         name = str(self._asked)
-        answer = self._waiting[name] = asyncio.get_running_loop().create_future()
-        late = asyncio.get_running_loop().call_later(seconds, _give_up, answer)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._waiting[name] = answer
+        late = loop.call_later(seconds, _give_up, answer)
         try:
             await self.client.publish(subject, payload, f"{self._inbox}.{name}", headers)
             return await answer

@@ -239,24 +239,25 @@ class Bucket:
 
     async def _open(self) -> JetStreamContext:
         """The bucket, made where there is none; one that forgets too soon is told to remember."""
-        from nats.js.api import KeyValueConfig
-        from nats.js.errors import BadRequestError
-
         if self._js is not None:
             return self._js
         async with self._opening:
-            if self._js is not None:
-                return self._js
-            js = self._bus.client.jetstream(timeout=ASK_SECONDS)
-            config = KeyValueConfig(self.name, ttl=self.seconds, replicas=self._replicas)
-            try:
-                await js.create_key_value(config)
-            except BadRequestError:  # it is there, made with other settings
-                info = await js.stream_info(f"KV_{self.name}")
-                if info.config.max_age is not None and 0 < info.config.max_age < self.seconds:
-                    await js.update_stream(info.config, max_age=self.seconds)
-            self._js = js
-            return js
+            return self._js or await self._make()
+
+    async def _make(self) -> JetStreamContext:
+        from nats.js.api import KeyValueConfig
+        from nats.js.errors import BadRequestError
+
+        js = self._bus.client.jetstream(timeout=ASK_SECONDS)
+        config = KeyValueConfig(self.name, ttl=self.seconds, replicas=self._replicas)
+        try:
+            await js.create_key_value(config)
+        except BadRequestError:  # it is there, made with other settings
+            info = await js.stream_info(f"KV_{self.name}")
+            if info.config.max_age is not None and 0 < info.config.max_age < self.seconds:
+                await js.update_stream(info.config, max_age=self.seconds)
+        self._js = js
+        return js
 
 
 def _unless_it_passes(error: Exception) -> None:
