@@ -14,6 +14,8 @@ from broker.observe.log import Log
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one for ever; not all brokers at the same moment
 PING_SECONDS = 5  # a server that has not answered two of these is away
@@ -52,6 +54,10 @@ class Bus:
         self.connections = 0  # that have been made
         self._listeners: list[Callable[[], Awaitable[object]]] = []
         self._listening = asyncio.Lock()
+        self._inbox = ""  # of answers,
+        self._answers: Subscription | None = None
+        self._asked = 0
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}  # by the last part of where they go
         self._outgoing: deque[Message] = deque()
         self._sending: asyncio.Task[None] | None = None
 
@@ -92,6 +98,29 @@ class Bus:
         self._outgoing.append(Message(subject, payload, headers, reply))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())
+
+    async def ask(self, subject: str, payload: bytes, headers: dict[str, str], seconds: float) -> Msg:
+        """The one answer. As nats-py's `request`, at less than half its price: a call with a key asks three times."""
+        if self._answers is None:
+            self._inbox = self._inbox or self.client.new_inbox()
+            self._answers = await self.client.subscribe(f"{self._inbox}.*", cb=self._hear)
+        self._asked += 1
+        name = str(self._asked)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._waiting[name] = answer
+        late = loop.call_later(seconds, _give_up, answer)
+        try:
+            await self.client.publish(subject, payload, f"{self._inbox}.{name}", headers)
+            return await answer
+        finally:
+            late.cancel()
+            del self._waiting[name]
+
+    async def _hear(self, message: Msg) -> None:
+        answer = self._waiting.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     @property
     def largest(self) -> int:
@@ -148,6 +177,11 @@ class Bus:
             seconds = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
             self._attempts += 1
             await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+
+
+def _give_up(answer: asyncio.Future[Msg]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 def without_secrets(url: str) -> str:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from broker.bus import Bus
+import msgspec
+
+from broker.bus import NO_RESPONDERS, Bus
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -45,6 +47,20 @@ class Found(NamedTuple):
     value: bytes
     revision: int
     deleted: bool = False
+
+
+class _Error(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct):
+    seq: int = 0
+    error: _Error | None = None
+
+
+_ack = msgspec.json.Decoder(_Ack)
 
 
 class Changes:
@@ -102,14 +118,14 @@ class Bucket:
         """Its revision; or what there is already; or nothing, where it has just gone. An attempt whose answer got lost
         is found by what it has written."""
 
-        async def attempt(js: JetStreamContext) -> int | Found | None:
+        async def attempt() -> int | Found | None:
             try:
-                return await self._write(js, key, value, 0)
+                return await self._write(key, value, 0)
             except _Changed:
-                found = await self._read(js, key)
+                found = await self._read(key)
             if found is not None and found.deleted:
                 try:
-                    return await self._write(js, key, value, found.revision)
+                    return await self._write(key, value, found.revision)
                 except _Changed:
                     return None
             return found.revision if found is not None and found.value == value else found
@@ -120,32 +136,32 @@ class Bucket:
         """Its new revision; 0 where it is not as it was any more."""
         doubtful = False
 
-        async def attempt(js: JetStreamContext) -> int:
+        async def attempt() -> int:
             nonlocal doubtful
             again, doubtful = doubtful, True
             try:
-                return await self._write(js, key, value, last)
+                return await self._write(key, value, last)
             except _Changed:
-                found = await self._read(js, key) if again else None
+                found = await self._read(key) if again else None
                 return found.revision if found is not None and found.value == value else 0
 
         return await self._patiently(attempt, patience)
 
     async def put(self, key: str, value: bytes, patience: float) -> int:
         """Whatever there is."""
-        return await self._patiently(lambda js: self._write(js, key, value, None), patience)
+        return await self._patiently(lambda: self._write(key, value, None), patience)
 
     async def get(self, key: str, patience: float) -> Found | None:
-        found = await self._patiently(lambda js: self._read(js, key), patience)
+        found = await self._patiently(lambda: self._read(key), patience)
         return None if found is None or found.deleted else found
 
     async def delete(self, key: str, last: int, patience: float) -> bool:
         """False where it is not as it was any more. `last` 0: where there is nothing, so that nothing can come of an
         attempt to create it that is still on its way."""
 
-        async def attempt(js: JetStreamContext) -> bool:
+        async def attempt() -> bool:
             try:
-                await self._write(js, key, b"", last, {"KV-Operation": "DEL"})
+                await self._write(key, b"", last, {"KV-Operation": "DEL"})
             except _Changed:
                 return False
             return True
@@ -155,8 +171,8 @@ class Bucket:
     async def everything(self, patience: float) -> list[tuple[str, bytes]]:
         """For people: all entries."""
 
-        async def read(js: JetStreamContext) -> list[tuple[str, bytes]]:
-            kv = await js.key_value(self.name)
+        async def read() -> list[tuple[str, bytes]]:
+            kv = await (await self._open()).key_value(self.name)
             watcher: Any = await kv.watchall(ignore_deletes=True)
             found = []
             try:
@@ -171,25 +187,27 @@ class Bucket:
     def _subject(self, key: str) -> str:
         return f"$KV.{self.name}.{key}"
 
-    async def _write(
-        self, js: JetStreamContext, key: str, value: bytes, last: int | None, headers: dict[str, str] | None = None
-    ) -> int:
-        from nats.js.errors import APIError
+    async def _write(self, key: str, value: bytes, last: int | None, headers: dict[str, str] | None = None) -> int:
+        from nats.js.errors import APIError, NoStreamResponseError
 
         headers = headers or {}
         if last is not None:
             headers[EXPECTED] = str(last)
-        try:
-            return (await js.publish(self._subject(key), value, headers=headers)).seq
-        except APIError as error:
-            if error.err_code in WRONG_LAST:
-                raise _Changed from None
-            raise
+        message = await self._bus.ask(self._subject(key), value, headers, ASK_SECONDS)
+        if (message.headers or {}).get("Status") == NO_RESPONDERS:
+            raise NoStreamResponseError
+        said = _ack.decode(message.data)
+        if said.error is None:
+            return said.seq
+        if said.error.err_code in WRONG_LAST:
+            raise _Changed
+        raise APIError.from_error(msgspec.to_builtins(said.error))
 
-    async def _read(self, js: JetStreamContext, key: str) -> Found | None:
+    async def _read(self, key: str) -> Found | None:
         from nats.js.errors import NotFoundError
 
         try:
+            js = await self._open()
             message = await js.get_last_msg(f"KV_{self.name}", self._subject(key))
         except NotFoundError as error:
             if error.err_code == NO_STREAM:
@@ -200,7 +218,7 @@ class Bucket:
 
     # --- patience -----------------------------------------------------------------------------------------------------
 
-    async def _patiently(self, ask: Callable[[JetStreamContext], Awaitable[T]], patience: float) -> T:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], patience: float) -> T:
         from nats.errors import Error
 
         end = time.monotonic() + patience
@@ -209,7 +227,8 @@ class Bucket:
         while True:
             try:
                 if self._bus.connected:
-                    return await ask(self._js or await self._open())
+                    await self._open()
+                    return await ask()
             except (Error, OSError, TimeoutError) as error:
                 _unless_it_passes(error)
                 reason, heard = why(error), heard or isinstance(error, TimeoutError | OSError)
@@ -221,22 +240,25 @@ class Bucket:
 
     async def _open(self) -> JetStreamContext:
         """The bucket, made where there is none; one that forgets too soon is told to remember."""
+        if self._js is not None:
+            return self._js
+        async with self._opening:
+            return self._js or await self._make()
+
+    async def _make(self) -> JetStreamContext:
         from nats.js.api import KeyValueConfig
         from nats.js.errors import BadRequestError
 
-        async with self._opening:
-            if self._js is not None:
-                return self._js
-            js = self._bus.client.jetstream(timeout=ASK_SECONDS)
-            config = KeyValueConfig(self.name, history=self._history, ttl=self.seconds or None, replicas=self._replicas)
-            try:
-                await js.create_key_value(config)
-            except BadRequestError:  # it is there, made with other settings
-                info = await js.stream_info(f"KV_{self.name}")
-                if info.config.max_age is not None and 0 < info.config.max_age < self.seconds:
-                    await js.update_stream(info.config, max_age=self.seconds)
-            self._js = js
-            return js
+        js = self._bus.client.jetstream(timeout=ASK_SECONDS)
+        config = KeyValueConfig(self.name, history=self._history, ttl=self.seconds or None, replicas=self._replicas)
+        try:
+            await js.create_key_value(config)
+        except BadRequestError:  # it is there, made with other settings
+            info = await js.stream_info(f"KV_{self.name}")
+            if info.config.max_age is not None and 0 < info.config.max_age < self.seconds:
+                await js.update_stream(info.config, max_age=self.seconds)
+        self._js = js
+        return js
 
 
 def _unless_it_passes(error: Exception) -> None:

@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from broker.policy.story import EMPTY, Story
 
 LONGEST_NAME = 256
+LOOKS = 8  # at sessions that are in use, while room is made
 SLOT = re.compile(r"(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])")
 
 
@@ -218,13 +219,16 @@ class Sessions:
                 self.drop(key)
 
     def _shrink(self) -> None:
-        if len(self._sessions) <= self._most and self.size <= self._most_bytes:
-            return
-        newest = next(reversed(self._sessions))
-        for key, session in list(self._sessions.items()):
-            if len(self._sessions) <= self._most and self.size <= self._most_bytes:
+        """Those in use are not dropped, and count as just used; of many, a few are looked at each time."""
+        newest, looks = next(reversed(self._sessions), None), LOOKS
+        while looks and (len(self._sessions) > self._most or self.size > self._most_bytes):
+            key, session = next(iter(self._sessions.items()))
+            if key == newest:
                 return
-            if key != newest and not session.needed:
+            if session.needed:
+                self._sessions.move_to_end(key)
+                looks -= 1
+            else:
                 self.drop(key)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +79,22 @@ def test_sessions_are_bounded_in_number_bytes_and_idle_time_and_a_busy_one_stays
     some.expire(100.0)
     assert len(some) == 0
     assert some.size == 0
+
+
+def test_thousands_of_sessions_in_use_cost_no_more_each_and_leave_when_they_are_free():
+    some = Sessions(100, 1_000_000, 1000.0)
+    begun = time.process_time()
+    busy = []
+    for n in range(10_000):
+        session = some.get(n, 1.0)
+        session.holder = object()
+        busy.append(session)
+    assert time.process_time() - begun < 2.0
+    assert len(some) == 10_000
+    for session in busy:
+        session.holder = None
+    some.get("one more", 2.0)
+    assert len(some) == 100
 
 
 class Someone:
