@@ -293,6 +293,18 @@ def test_a_lease_is_asked_for_and_a_new_one_brings_a_dead_call_back(crowd):
     assert crowd.runs() == {"l1": 1, "l2": 1}
 
 
+def test_a_full_queue_takes_no_more_and_loses_nothing(crowd):
+    broker = crowd.start("--cluster", "full", config=SOON.replace("[queue]\n", "[queue]\nbytes = 20000\n"), tools=False)
+    for n in range(3):
+        queued(broker, json.dumps("x" * 5000), f"full{n}")
+    broker.eventually(lambda: enqueue(broker, json.dumps("y" * 5000), "more").get("type") == "overloaded")
+    assert "queue.bytes" in enqueue(broker, json.dumps("y" * 5000), "more")["error"]
+    crowd.start("--cluster", "full", config=SOON)
+    for n in range(3):
+        assert result(broker, f"full{n}", 10)["state"] in ("done", "dead")
+    broker.eventually(lambda: enqueue(broker, "after 0 ok", "after")["ok"])
+
+
 def test_results_and_dead_calls_expire(crowd):
     broker = crowd.start("--cluster", "short", config="[queue]\nresult_seconds = 1\ndead_seconds = 2\n")
     queued(broker, "gone 0 ok", "gone")
