@@ -205,7 +205,7 @@ class Bucket:
 
         end = time.monotonic() + patience
         pause = PAUSE_SECONDS
-        reason, heard = "does not answer", False
+        reason, heard = "is away", False
         while True:
             try:
                 if self._bus.connected:

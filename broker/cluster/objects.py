@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 KEEP_SECONDS = 900.0  # nobody has fetched it
 ANSWER_SECONDS = 2.0  # for one word of NATS'
+SLOWEST = 1024 * 1024  # bytes a second: an object takes many words, and each may wait for the server's disk
 
 
 class NoObject(Exception):
@@ -43,19 +44,17 @@ class Objects:
     async def put(self, payload: bytes, about: str = "") -> str:
         """Its name, which begins with what it is about."""
         name = about + secrets.token_hex(16)
-        await self._word(lambda store: store.put(name, payload))
+        await self._word(lambda store: store.put(name, payload), len(payload))
         return name
 
     async def get(self, name: str, most: int) -> bytes:
-        async def get(store: ObjectStore) -> bytes:
-            info = await store.get_info(name)
-            if (info.size or 0) > most:
-                raise NoObject(f"the object has {info.size} bytes, {most} are allowed")
-            if info.is_link():
-                raise NoObject("the object is a link")
-            return bytes((await store.get(name)).data or b"")
-
-        return await self._word(get)
+        info = await self._word(lambda store: store.get_info(name))
+        size = info.size or 0
+        if size > most:
+            raise NoObject(f"the object has {size} bytes, {most} are allowed")
+        if info.is_link():
+            raise NoObject("the object is a link")
+        return bytes((await self._word(lambda store: store.get(name), size)).data or b"")
 
     def forget(self, name: str) -> None:
         """It has been read; else it goes when its time is over."""
@@ -87,12 +86,12 @@ class Objects:
         except NoObject:
             return []
 
-    async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    async def _word(self, ask: Callable[[ObjectStore], Awaitable[T]], size: int = 0) -> T:
         from nats.errors import Error
         from nats.js.errors import BadObjectMetaError, DigestMismatchError, InvalidObjectNameError, NotFoundError
 
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience + size / SLOWEST):
                 return await ask(self._store or await self._open())
         except (NotFoundError, BadObjectMetaError, DigestMismatchError, InvalidObjectNameError):
             self._store = None  # perhaps all of it is gone

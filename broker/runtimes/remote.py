@@ -367,15 +367,19 @@ class Remote(Waiting):
 
 ID = b'{"id":0,'
 EVENT = ID + b'"event":'
+STATELESS = b'{"ds_state":{"slots":{}},'
 
 
 def _request(work: Work) -> bytes:
     """The request object: what the toolhost would read, and what the other broker has to know beside it."""
-    head = work.tool.head
     line = work.lines.rstrip(b"\n")
-    if line.startswith(head):  # no state: it need not be told so
-        line = b'{"aid":' + _encode(work.tool.name) + b',"input_json":' + line[len(head) :]
-    more: dict[str, Any] = {"timeout_ms": max(1, math.ceil(work.timeout * 1000))}
+    if line.startswith(STATELESS):  # as the scanner writes it, or a face: it need not be told so
+        line = b"{" + line[len(STATELESS) :]
+    elif line.startswith(work.tool.head):
+        line = b'{"aid":' + _encode(work.tool.name) + b',"input_json":' + line[len(work.tool.head) :]
+    more: dict[str, Any] = {}
+    if work.timeout != work.tool.timeout:  # which is what the other broker has said that it is
+        more["timeout_ms"] = max(1, math.ceil(work.timeout * 1000))
     ticket = work.ticket
     if isinstance(ticket, Ticket) and ticket.call.lease:  # also one that only the other broker asks for
         more["_lease_token"] = ticket.call.lease
@@ -383,8 +387,8 @@ def _request(work: Work) -> bytes:
         more |= {"stream": True}
         if work.live.request:
             more["request_id"] = work.live.request
-    opening = (ID if work.live is not None else b"{") + _encode(more)[1:-1] + b","
-    return opening + line[1:]
+    opening = ID if work.live is not None else b"{"
+    return opening + (_encode(more)[1:-1] + b"," if more else b"") + line[1:]
 
 
 def _refusal(line: bytes, *, ran: bool) -> Refusal:

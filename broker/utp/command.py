@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from broker.utp.model import Command
 from broker.utp.subjects import Place
+from broker.utp.text import clean
 
 AFTER_EXECUTION = ("suspend", "terminate")
 FORBIDDEN = ("args", "arguments", "result")  # an executor reads cards
@@ -78,9 +79,9 @@ def _flaw(said: dict[str, Any], command: Command) -> Flaw | None:
 
 
 def _text(value: Any) -> str:
-    """Numbers can be told back, though they are wrong here."""
+    """Numbers can be told back, though they are wrong here. What no database can keep is none."""
     if isinstance(value, str):
-        return value.strip()
+        return value.strip() if clean(value) == value else ""
     return str(value) if isinstance(value, int | float) else ""
 
 

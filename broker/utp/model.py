@@ -11,7 +11,6 @@ Status = Literal["success", "failed", "canceled", "timeout", "partial"]
 
 CALL_CONTENT = "ToolCallContent"
 RESULT_CONTENT = "ToolResultContent"
-CALL_CARD = "tool.call"
 RESULT_CARD = "tool.result"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -13,6 +11,7 @@ from broker.errors import Fault, Refusal
 from broker.faces.caller import Said
 from broker.utp.command import Flaw
 from broker.utp.model import Status
+from broker.utp.text import clean, parsed, storable
 from broker.wire import is_json
 
 SOURCE = "tool"
@@ -29,10 +28,6 @@ CLASSES = {  # exceptions of Python tools: CommonGround's own, and those that it
     "ToolTimeoutError": "tool_timeout",
 }
 STATUSES = {"INVALID_PICK": "bad_request", "BREAKER_TRIP": "upstream_unavailable"}  # of a toolhost's reply
-_NOT_STORABLE = re.compile(rb"\\u(0000|d[89a-f])", re.IGNORECASE)
-_ESCAPE = re.compile(rb"\\(u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-REPLACEMENT, REPLACEMENT_ESCAPE = "\ufffd", rb"\ufffd"
 
 
 class Outcome(NamedTuple):
@@ -133,25 +128,3 @@ def _members(one: dict[str, Any], code: str, message: str, detail: Any) -> dict[
         if isinstance(one.get(name), kind):
             said[name] = one[name]
     return said
-
-
-# --- what a database can keep -----------------------------------------------------------------------------------------
-
-
-def parsed(text: bytes, depth: int) -> Any:
-    """None where it is not JSON."""
-    text = storable(text)
-    return json.loads(text) if is_json(text, depth) else None
-
-
-def storable(text: bytes) -> bytes:
-    """JSON as it is, without what Postgres has no place for: U+0000, and halves of surrogate pairs."""
-    return _ESCAPE.sub(_replaced, text) if _NOT_STORABLE.search(text) else text
-
-
-def _replaced(found: re.Match[bytes]) -> bytes:
-    return REPLACEMENT_ESCAPE if len(found[0]) == 6 and _NOT_STORABLE.match(found[0]) else found[0]
-
-
-def clean(text: str) -> str:
-    return _NO_TEXT.sub(REPLACEMENT, text)

@@ -187,13 +187,13 @@ def test_a_large_call_that_a_broker_would_not_run_goes_to_the_next_one(crowd, wh
     here = front(crowd, ECHO)
     here.eventually(lambda: len(remote(here)) == 2)
     Path(one.process.args[-1]).write_text("")  # type: ignore[union-attr,index]
-    text = json.dumps({"text": "y " * 1_000_000})
+    text = json.dumps({"text": "y " * 600_000})
     with one.operator() as wire:
         assert wire.ask({"aid": "_reload"})["ok"]
     with here.wire() as wire:
-        for n in range(6):
+        for n in range(4):
             wire.send({"aid": "AID.DEMO.WORD_COUNT.v1", "input_json": text, "id": n})
-        assert [reply for reply in wire.replies(6) if not reply["ok"]] == []
+        assert [reply for reply in wire.replies(4) if not reply["ok"]] == []
 
 
 def test_a_caller_that_does_not_read_its_events_stops_the_tool_that_is_elsewhere(crowd, tmp_path):
@@ -211,3 +211,17 @@ def test_a_caller_that_does_not_read_its_events_stops_the_tool_that_is_elsewhere
         while "event" in wire.reply():
             lines += 1
         assert lines == 100001
+
+
+def test_tools_that_are_too_many_for_one_message_are_known_all_the_same(crowd, tmp_path):
+    script = tmp_path / "seven"
+    script.write_text('#!/bin/sh\necho \'{"ok":true,"status":"OK","output_json":"7"}\'\n')
+    script.chmod(0o755)
+    config = ""
+    for n in range(12):
+        config += f'[[oneshot]]\nname = "T.{n}"\ncommand = ["{script}"]\nside_effects = ["exec"]\n'
+        config += f'[[tool]]\nname = "T.{n}"\ndescription = "{"x" * 100_000}"\n'
+    crowd.start(config=config, tools=False)
+    here = front(crowd, "T.11")
+    assert {tool["tier"] for tool in here.ask({"aid": "_tools"})["tools"]} == {2}
+    assert here.ask({"aid": "T.3", "inputs": {}})["output_json"] == "7"

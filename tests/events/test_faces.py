@@ -30,7 +30,7 @@ FLOOD = (
 
 
 @pytest.fixture
-def scene(start, tools):
+def scene(start, tools, where):
     """A broker with HTTP and some tools."""
     asset = tools.folder / "a.png"
     asset.write_bytes(b"PNG" * 100_000)
@@ -54,7 +54,7 @@ def scene(start, tools):
         f"say('log', level='info', message='1')\nwhile not os.path.exists({str(hold)!r}): time.sleep(.01)\n{DONE}",
     )
     config += tools.tool("flood", f"for n in range(20000): say('log', level='info', message='x' * 1000)\n{DONE}")
-    served = start("--http", "127.0.0.1:0", config=config)
+    served = start("--http", "127.0.0.1:0", "--plugin", where["demo_plugin"], config=config)
     return served, Web(served.ready), hold
 
 

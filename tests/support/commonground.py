@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import threading
@@ -152,7 +153,12 @@ class SQLite:
 
 
 def _decoded(row: Row) -> Row:
-    objects = {name: json.loads(row[name]) for name in ("content", "metadata", "payload") if row.get(name)}
+    """What is too deep for us stays text."""
+    objects: Row = {}
+    for name in ("content", "metadata", "payload"):
+        with contextlib.suppress(RecursionError):
+            if row.get(name):
+                objects[name] = json.loads(row[name])
     return {**row, **objects}
 
 

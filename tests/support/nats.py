@@ -20,11 +20,14 @@ import nats
 
 
 class NatsServer:
-    def __init__(self, folder: Path, *, port: int = -1, settings: str = "", jetstream: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, port: int = -1, settings: str = "", jetstream: bool = True, sync: str = "always"
+    ) -> None:
         self.folder = folder
         self.port = port
         self._settings = settings  # more of its configuration file
         self._jetstream = jetstream
+        self._sync = sync  # how soon what it has been told is on the disk
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +59,7 @@ class NatsServer:
     def _configure(self) -> Path:
         text = f'listen: "127.0.0.1:{self.port}"\nports_file_dir: "{self.folder}"\n{self._settings}\n'
         if self._jetstream:
-            text += f'jetstream {{ store_dir: "{self.folder / "jetstream"}", sync_interval: always }}\n'
+            text += f'jetstream {{ store_dir: "{self.folder / "jetstream"}", sync_interval: {self._sync} }}\n'
         file = self.folder / "nats.conf"
         file.write_text(text)
         return file

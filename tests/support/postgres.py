@@ -3,6 +3,7 @@ name is borrowed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -87,7 +88,8 @@ class PostgresServer:
     def _signal_all(self, number: signal.Signals) -> None:
         assert self._process is not None
         for one in (psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)):
-            one.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):  # its connections come and go
+                one.send_signal(number)
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:

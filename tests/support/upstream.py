@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ Answers = Callable[[socket.socket, Asked], None]
 
 
 class Upstream:
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.asked: list[Asked] = []
         self.answer: bytes | Answers = http(200, {"ok": True})
         self.ended = threading.Event()
@@ -56,7 +58,11 @@ class Upstream:
                 threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
 
     def _serve(self, wire: socket.socket) -> None:
-        with wire, contextlib.suppress(OSError, ValueError):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError, ValueError))
+            stack.enter_context(wire)
+            if self._tls is not None:
+                wire = stack.enter_context(self._tls.wrap_socket(wire, server_side=True))
             read = wire.makefile("rb")
             method, target, _ = read.readline().decode("latin-1").split(" ", 2)
             headers = {}

@@ -25,7 +25,7 @@ def result(stage: Stage, call: str) -> Row:
     """Its card's content, when the agent has heard of it."""
     eventually(lambda: bool(stage.project.reports(call)))
     (card,) = stage.project.results(call)
-    return card["content"]
+    return dict(card["content"])
 
 
 def asked(stage: Stage, call: str, arguments: Any, target: str = "oracle", **members: Any) -> Row:
@@ -150,6 +150,17 @@ def test_a_card_that_is_no_tool_call_is_refused(stage: Stage, call: str, content
     assert (error["code"], error["message"]) == ("bad_request", "tool.call content must be ToolCallContent")
     assert error["detail"] == {"card_id": f"card_{call}"}
     assert stage.project.reports(call)[0]["payload"]["step_id"] == "step_9"
+
+
+@pytest.mark.parametrize("depth", [200, 3000])
+def test_arguments_that_are_nested_too_deeply_are_refused(stage: Stage, call: str, depth: int) -> None:
+    nested = f'{{"__type__":"ToolCallContent","arguments":{{"value":{"[" * depth}{"]" * depth}}}}}'
+    row = {"card_id": f"card_{call}", "tenant_id": "proj_v", "tool_call_id": call, "content": nested}
+    stage.tables.insert("cards", {**row, "metadata": {"type": "tool.call", "step_id": "step_1"}})
+    stage.project.put_edge(call)
+    stage.project.say(stage.project.command(call))
+    assert result(stage, call)["error"]["code"] == "bad_request"
+    assert stage.runs(call) == 0
 
 
 def test_another_project_s_card_is_not_read(stage: Stage, call: str) -> None:

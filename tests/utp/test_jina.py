@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -413,6 +416,24 @@ def test_who_cannot_be_reached_is_named(start: Start) -> None:
     said = error(served.ask({"aid": "search", "inputs": {"q": "x"}}))
     assert (said["code"], said["retryable"]) == ("upstream_unavailable", True)
     assert "127.0.0.1 cannot be reached" in said["message"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_server_is_believed_if_its_certificate_is(start: Start, tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
+    made += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    upstream = Upstream(tls)
+    config = CONFIG.format(url=f"https://localhost:{upstream.port}")
+    trusting = start(config=config, env={"SSL_CERT_FILE": str(tmp_path / "cert.pem"), "JINA_API_KEY": KEY})
+    assert trusting.ask({"aid": "search", "inputs": {"q": "x"}})["ok"]
+    said = error(start(config=config, env={"JINA_API_KEY": KEY}).ask({"aid": "search", "inputs": {"q": "x"}}))
+    assert said["code"] == "upstream_unavailable"
+    assert "certificate" in said["message"]
+    assert len(upstream.asked) == 1
+    upstream.close()
 
 
 @pytest.mark.parametrize("arguments", [{"a": 1}, {"q": ""}])

@@ -90,3 +90,13 @@ def test_check_names_targets_and_hides_passwords(tmp_path: Path) -> None:
     assert "[utp.targets] nowhere = no_such_tool  (there is no such tool here)" in done.stdout
     assert "dsn = 'postgresql://db/cg'" in done.stdout
     assert "pa55word" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", ["/proc/nowhere/utp.sqlite3", "not-a-database"])
+def test_a_file_that_cannot_be_the_store_stops_the_start(tmp_path: Path, file: str) -> None:
+    (tmp_path / "not-a-database").write_text("words, " * 1000)
+    with NatsServer(tmp_path / "nats") as nats:
+        stage = Stage(tmp_path / "stage", nats, SQLite(tmp_path / file))
+        text = stage.refused("--nats", nats.url)
+    assert f"{file} cannot be used: " in text
+    assert "(utp.dsn)" in text

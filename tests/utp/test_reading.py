@@ -50,7 +50,7 @@ def test_a_command_that_is_right_has_no_flaw_and_others_members_are_tolerated() 
 
 
 @pytest.mark.parametrize("name", ["tool_call_id", "agent_turn_id", "agent_id", "turn_epoch"])
-@pytest.mark.parametrize("value", [..., None, " ", "", {}, []])
+@pytest.mark.parametrize("value", [..., None, " ", "", {}, [], "a\0b", "\ud800"])
 def test_without_one_of_its_names_nobody_can_be_told(name: str, value: Any) -> None:
     with pytest.raises(command.Nameless, match=name):
         read(**{name: value})

@@ -26,6 +26,7 @@ from broker.utp.command import Flaw, Nameless, read
 from broker.utp.model import CALL_CONTENT, Callback, Card, Command, Report
 from broker.utp.outcome import Outcome
 from broker.utp.stores.base import ReportRefused, StoreAway, StoreRefused, Stores
+from broker.wire import is_json
 
 if TYPE_CHECKING:
     from broker.faces.utp.face import UtpFace
@@ -173,7 +174,11 @@ class Executor:
             complete = args.with_values(arguments, envs, self._broker.lent)
         except args.NoValue as error:
             return outcome.failed("internal_error", str(error))
-        return Given(_encode(complete).decode(), options, bool(envs))
+        text = _encode(complete)
+        if not is_json(text, self._depth):
+            deep = f"tool.call arguments are nested in more than {self._depth} levels (limits.depth)"
+            return outcome.flawed(Flaw(deep, {"card_id": call.card_id}))
+        return Given(text.decode(), options, bool(envs))
 
     async def _run(self, target: Target, command: Command, given: Given) -> bytes | Refusal:
         tool = self._broker.registry.get(target.settings.tool)

@@ -8,19 +8,8 @@ from pathlib import Path
 from broker.config import Utp
 from broker.errors import ConfigError
 from broker.observe.audit import default_state
-from broker.observe.log import Log
-from broker.utp.stores.base import StoreAway, Stores
+from broker.utp.stores.base import Stores
 from broker.utp.stores.sqlite import SQLite
-
-
-async def open_stores(settings: Utp, log: Log) -> Stores:
-    """One that is away is not waited for: whoever asks next finds it, or not."""
-    stores = make_stores(settings)
-    try:
-        await stores.store.open()
-    except StoreAway as error:
-        log.warning("utp: the store is away", store=stores.store.place, reason=str(error))
-    return stores
 
 
 def make_stores(settings: Utp) -> Stores:

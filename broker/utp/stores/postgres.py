@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from broker.errors import ConfigError
 from broker.utp.model import RESULT_CARD, Card, Report, ToolDefinition
 from broker.utp.stores import rows
 from broker.utp.stores.base import ReportRefused, StoreAway, StoreRefused
+from broker.utp.text import told
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -215,8 +215,7 @@ async def _insert(one: PoolConnectionProxy[Any], table: str, row: dict[str, Any]
 def _card(row: Any) -> Card | None:
     if row is None:
         return None
-    content = json.loads(row["content"]) if row["content"] else None
-    return Card(row["card_id"], row["tenant_id"], content, _object(row["metadata"]), row["tool_call_id"])
+    return Card(row["card_id"], row["tenant_id"], told(row["content"]), _object(row["metadata"]), row["tool_call_id"])
 
 
 def _definition(row: Any) -> ToolDefinition:
@@ -224,5 +223,5 @@ def _definition(row: Any) -> ToolDefinition:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    said = json.loads(text) if text else None
+    said = told(text)
     return said if isinstance(said, dict) else {}

@@ -4,7 +4,6 @@ whoever reads it. No agent's worker does, so that they are no reports in the sen
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from broker.errors import ConfigError
 from broker.utp.model import RESULT_CARD, Card, Report, ToolDefinition
 from broker.utp.stores import rows
 from broker.utp.stores.base import StoreAway, StoreRefused
+from broker.utp.text import told
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def _result_of(one: sqlite3.Connection, project_id: str, tool_call_id: str) -> C
 def _card(row: Any) -> Card | None:
     if row is None:
         return None
-    return Card(row["card_id"], row["tenant_id"], _said(row["content"]), _object(row["metadata"]), row["tool_call_id"])
+    return Card(row["card_id"], row["tenant_id"], told(row["content"]), _object(row["metadata"]), row["tool_call_id"])
 
 
 def _definition(row: Any) -> ToolDefinition:
@@ -216,13 +216,5 @@ def _definition(row: Any) -> ToolDefinition:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    said = _said(text)
+    said = told(text)
     return said if isinstance(said, dict) else {}
-
-
-def _said(text: str | None) -> Any:
-    """Unlike Postgres, the file takes what is not JSON: that is as good as nothing."""
-    try:
-        return json.loads(text or "null")
-    except (ValueError, TypeError):
-        return None
