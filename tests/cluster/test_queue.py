@@ -430,3 +430,24 @@ def test_tools_of_one_toolhost_do_not_wait_for_each_other(pair):
         assert result(one, queued(one, f'{{"n":{n}}}', aid="AID.DEMO.ECHO.v1"), 10)["state"] == "done"
         assert result(one, queued(one, "{}", aid="AID.DEMO.COUNTER.v1"), 10)["state"] == "done"
     assert time.monotonic() - begun < 10
+
+
+def test_a_session_of_queued_calls_is_its_callers_own(pair):
+    _, one, other = pair
+    web = web_of(one)
+
+    def state(op: str, **more: Any) -> dict[str, Any]:
+        inputs = {"op": op, "slot": 7, **more}
+        return {"aid": "AID.DEMO.STATE.v1", "inputs": inputs, "session": "s", "ds_state": {"delta": True, "slots": {}}}
+
+    def ours(call: dict[str, Any]) -> str:
+        answer = one.ask({"aid": "_enqueue", "call": call})
+        return result(one, answer["call_id"], 10)["result"]["output_json"]
+
+    ours(state("put", value="secret"))
+    assert "secret" in ours(state("get"))
+    theirs = post(web, state("get"))[1]["call_id"]
+    assert "secret" not in json.dumps(get(web, theirs, "?wait=10")[1])
+    direct = other.ask(state("get"))
+    assert direct["ok"]
+    assert "secret" not in json.dumps(direct), "a session of queued calls is apart from those of connections"
