@@ -233,6 +233,7 @@ class Nats(Struct, forbid_unknown_fields=True, kw_only=True):
 class Queue(Struct, forbid_unknown_fields=True, kw_only=True):
     """[queue]: calls that wait on NATS until a broker has run them."""
 
+    bytes: Positive = 1024 * MB  # of calls that wait or run; then enqueueing is refused
     result_seconds: Seconds = 86400.0  # results are kept so long
     dead_seconds: Seconds = 7 * 86400.0  # and calls that did not end well
     redeliver_seconds: Annotated[float, Meta(ge=1)] = 10.0  # of silence from a broker, before its calls go to another

@@ -15,7 +15,7 @@ from broker.cluster.queue_asking import Asking
 from broker.cluster.queue_dead import DeadLetters
 from broker.cluster.queue_marks import Marks
 from broker.cluster.queue_names import Names
-from broker.cluster.queue_producer import Producer
+from broker.cluster.queue_producer import WATCH_SECONDS, Producer
 from broker.cluster.queue_puller import Puller
 from broker.cluster.queue_requests import Requests
 from broker.cluster.queue_results import Results
@@ -27,7 +27,6 @@ from broker.cluster.queue_turns import Turns
 if TYPE_CHECKING:
     from broker.server import Broker
 
-LOOK_SECONDS = 2.0  # at how long it is, for those who watch
 DRAIN_SECONDS = 1.0
 
 
@@ -66,7 +65,8 @@ class Queue:
                 calls = await self.store.state(self.names.calls, self.patience)
                 dead = await self.store.state(self.names.dead, self.patience)
                 self._seen = calls.messages, dead.messages
-            await asyncio.sleep(LOOK_SECONDS)
+                self.producer.kept = await self.store.size(self.patience)
+            await asyncio.sleep(WATCH_SECONDS)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Queue:
         queued, running = (sum(one[what] for one in tools) for what in ("queued", "running"))
         return {
             "calls": calls.messages,
-            "bytes": calls.bytes,
+            "bytes": await self.store.size(self.patience),
             "queued": queued,
             "running": running,
             "others": max(0, calls.messages - queued - running),  # of tools that no broker knows

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.server import Broker
 
 LONGEST_SESSION = 256
+WATCH_SECONDS = 2  # between two looks at the queue's length
 
 
 class Producer:
@@ -48,11 +49,16 @@ class Producer:
         self._dead = dead
         self._patience = broker.settings.nats.wait_seconds
         self._turns = turns
+        self.kept = 0  # bytes that the queue had when it was looked at last
         self._bytes = 0  # of calls that NATS has not acknowledged yet
         self._reader = Reader(broker.registry.strict, broker.settings.limits)
 
     async def enqueue(self, asker: Asker, text: bytes) -> Answer:
-        most = self._broker.settings.limits.queue_bytes
+        settings = self._broker.settings
+        if self.kept + len(text) > settings.queue.bytes:
+            why = f"the queue has {self.kept} bytes, and may have {settings.queue.bytes} (queue.bytes)"
+            return Refusal(errors.OVERLOADED, why, retry_after=WATCH_SECONDS)
+        most = settings.limits.queue_bytes
         if self._bytes and self._bytes + len(text) > most:
             why = f"calls of {most} bytes are on their way to NATS (limits.queue_bytes)"
             return Refusal(errors.OVERLOADED, why, retry_after=1)
@@ -78,7 +84,8 @@ class Producer:
         try:
             return await self._send(letter, known=given is not None)
         except Away as error:
-            text_ = f"{error}; it may be in the queue all the same: enqueue it again with this id, and it is one call"
+            again = "it may be in the queue all the same: enqueue it again with this id, and it is one call"
+            text_ = f"{error}; {again if error.heard else 'the call is not queued'}"
             return Refusal(errors.UNAVAILABLE, text_, retry_after=1, call_id=call_id)
 
     # --- may it? ------------------------------------------------------------------------------------------------------

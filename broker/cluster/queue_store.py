@@ -96,6 +96,19 @@ class Store:
 
         return await self.patiently(read, patience)
 
+    async def size(self, patience: float) -> int:
+        """Bytes of all calls, with what lies beside them."""
+        from nats.js.errors import NotFoundError
+
+        async def read(js: JetStreamContext) -> int:
+            size = (await js.stream_info(self.names.calls)).state.bytes
+            try:
+                return size + (await js.stream_info(f"OBJ_{self.names.requests}")).state.bytes
+            except NotFoundError:  # none was ever too large
+                return size
+
+        return await self.patiently(read, patience)
+
     async def subjects(self, patience: float) -> dict[str, int]:
         """Of all calls."""
 
@@ -172,7 +185,7 @@ class Store:
         from nats.js.errors import BadRequestError
 
         end = time.monotonic() + patience
-        pause, why = PAUSE_SECONDS, "does not answer"
+        pause, why, heard = PAUSE_SECONDS, "does not answer", False
         while True:
             try:
                 if self._bus.connected:
@@ -188,9 +201,9 @@ class Store:
             except (Error, OSError, TimeoutError) as error:
                 self._made = False  # perhaps a stream is gone
                 self._consumers.clear()
-                why = said_by(error)
+                why, heard = said_by(error), heard or isinstance(error, TimeoutError | OSError)
             if time.monotonic() + pause > end:
-                raise Away(f"NATS ({self._bus.place}) {why}")
+                raise Away(f"NATS ({self._bus.place}) {why}", heard=heard)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

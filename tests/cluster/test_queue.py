@@ -293,6 +293,18 @@ def test_a_lease_is_asked_for_and_a_new_one_brings_a_dead_call_back(crowd):
     assert crowd.runs() == {"l1": 1, "l2": 1}
 
 
+def test_a_full_queue_takes_no_more_and_loses_nothing(crowd):
+    broker = crowd.start("--cluster", "full", config=SOON.replace("[queue]\n", "[queue]\nbytes = 20000\n"), tools=False)
+    for n in range(3):
+        queued(broker, json.dumps("x" * 5000), f"full{n}")
+    broker.eventually(lambda: enqueue(broker, json.dumps("y" * 5000), "more").get("type") == "overloaded")
+    assert "queue.bytes" in enqueue(broker, json.dumps("y" * 5000), "more")["error"]
+    crowd.start("--cluster", "full", config=SOON)
+    for n in range(3):
+        assert result(broker, f"full{n}", 10)["state"] in ("done", "dead")
+    broker.eventually(lambda: enqueue(broker, "after 0 ok", "after")["ok"])
+
+
 def test_results_and_dead_calls_expire(crowd):
     broker = crowd.start("--cluster", "short", config="[queue]\nresult_seconds = 1\ndead_seconds = 2\n")
     queued(broker, "gone 0 ok", "gone")
@@ -418,3 +430,24 @@ def test_tools_of_one_toolhost_do_not_wait_for_each_other(pair):
         assert result(one, queued(one, f'{{"n":{n}}}', aid="AID.DEMO.ECHO.v1"), 10)["state"] == "done"
         assert result(one, queued(one, "{}", aid="AID.DEMO.COUNTER.v1"), 10)["state"] == "done"
     assert time.monotonic() - begun < 10
+
+
+def test_a_session_of_queued_calls_is_its_callers_own(pair):
+    _, one, other = pair
+    web = web_of(one)
+
+    def state(op: str, **more: Any) -> dict[str, Any]:
+        inputs = {"op": op, "slot": 7, **more}
+        return {"aid": "AID.DEMO.STATE.v1", "inputs": inputs, "session": "s", "ds_state": {"delta": True, "slots": {}}}
+
+    def ours(call: dict[str, Any]) -> str:
+        answer = one.ask({"aid": "_enqueue", "call": call})
+        return result(one, answer["call_id"], 10)["result"]["output_json"]
+
+    ours(state("put", value="secret"))
+    assert "secret" in ours(state("get"))
+    theirs = post(web, state("get"))[1]["call_id"]
+    assert "secret" not in json.dumps(get(web, theirs, "?wait=10")[1])
+    direct = other.ask(state("get"))
+    assert direct["ok"]
+    assert "secret" not in json.dumps(direct), "a session of queued calls is apart from those of connections"
