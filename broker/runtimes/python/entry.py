@@ -163,6 +163,7 @@ def main() -> int:
     """The request on stdin, the answer on what was stdout: whatever the tool writes there goes to stderr."""
     here = os.path.dirname(__file__)
     sys.path[:1] = [os.getcwd()] if sys.path[:1] == [here] else [os.getcwd(), *sys.path[:1]]
+    os.environ.pop("BROKER_PYTHON_TOOL", None)
     mind_edits()
     private, process = os.dup(1), os.getpid()
     os.dup2(2, 1)
