@@ -172,6 +172,7 @@ def main() -> int:
     if not isinstance(asked, dict):
         raise TypeError("the request is not a JSON object")
     outcome = outcome or answer(asked)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # whatever the tool has put there
     if os.getpid() == process:  # a fork of the tool's may get here, too
         write_all(private, outcome.document(asked.get("protocol_version", 1)).encode())
     os.close(private)
