@@ -81,7 +81,7 @@ class Namel3ss:
             return _error("ValueError", f"the request is over {limits.request_bytes} bytes (limits.request_bytes)", 413)
         try:
             if not is_json(body, limits.depth):
-                raise msgspec.DecodeError("invalid JSON")
+                raise msgspec.DecodeError(f"invalid JSON, or nested deeper than {limits.depth} levels (limits.depth)")
             asked = _asking.decode(body)
         except msgspec.DecodeError as error:
             return _error("ValueError", f"the request is not of the service protocol: {error}", 400)
@@ -111,7 +111,8 @@ class Namel3ss:
             return _error("ToolError", reply.error or f"{name} failed")
         result = reply.output_json.encode()
         if not is_json(result, limits.depth):
-            return _error("ToolError", f"{name} put out what is not JSON")
+            words = f"{name} put out what is not JSON, or is nested deeper than {limits.depth} levels (limits.depth)"
+            return _error("ToolError", words)
         return answered({"ok": True, "result": Raw(result), "protocol_version": asked.protocol_version})
 
     def _trace(self, asked: Asking, name: str, began: float, response: Response) -> dict[str, Any]:
