@@ -38,6 +38,15 @@ class Callable:
 def own(payload):
     return payload
 
+def half(payload):
+    return "\\ud800"
+
+def deep(payload):
+    found = []
+    for _ in range(200):
+        found = [found]
+    return found
+
 @wraps(own)
 def wrapped(payload):
     return payload
@@ -148,11 +157,28 @@ def test_where_the_configuration_names_it_that_is_its_name(web, app):
 def test_errors_are_those_of_namel3ss_own_runner(web, app, vector):
     asked, expected = json.loads(vector["stdin"]), vector["expect"]["stdout_json"]
     found = ask(web, app, asked["entry"], asked["payload"])
-    if expected["ok"] or vector["id"] == "missing_module":
-        assert found["ok"] is expected["ok"]
-        assert expected["ok"] or found["error"]["type"] == "ModuleNotFoundError"
-    else:
-        assert found["error"] == expected["error"]
+    assert found["ok"] is expected["ok"]
+    assert found.get("error") == expected.get("error")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("nowhere.at.all:run", "No module named 'nowhere'"),
+        ("tools.nowhere.at:run", "No module named 'tools.nowhere'"),
+        ("loose.more:run", "No module named 'loose.more'; 'loose' is not a package"),
+    ],
+)
+def test_what_is_missing_is_said_in_pythons_words(web, app, entry, message):
+    assert ask(web, app, entry)["error"] == {"type": "ModuleNotFoundError", "message": message}
+
+
+def test_results_that_python_can_read_are_passed_on(web, app):
+    assert ask(web, app, "tools.more:half")["result"] == "\ud800"
+    found = ask(web, app, "tools.more:deep")["result"]
+    for _ in range(200):
+        (found,) = found
+    assert found == []
 
 
 @pytest.mark.parametrize(

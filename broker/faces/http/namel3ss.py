@@ -7,6 +7,7 @@ Only what is no request of the protocol has another one.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -110,9 +111,8 @@ class Namel3ss:
                 return _error(reply.code, reply.error or "")
             return _error("ToolError", reply.error or f"{name} failed")
         result = reply.output_json.encode()
-        if not is_json(result, limits.depth):
-            words = f"{name} put out what is not JSON, or is nested deeper than {limits.depth} levels (limits.depth)"
-            return _error("ToolError", words)
+        if not is_json(result, limits.depth) and not _is_pythons(result):
+            return _error("ToolError", f"{name} put out what is not JSON")
         return answered({"ok": True, "result": Raw(result), "protocol_version": asked.protocol_version})
 
     def _trace(self, asked: Asking, name: str, began: float, response: Response) -> dict[str, Any]:
@@ -180,6 +180,15 @@ class Namel3ss:
             words = f"the broker does not enforce: {', '.join(missing)}"[: traces.LONGEST]
             said["error"] = {"type": "CapabilityViolation", "message": words}
         return answered(said)
+
+
+def _is_pythons(text: bytes) -> bool:
+    """Its client reads with Python's own JSON, which has halves of characters, and is as deep as Python is."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _milliseconds(asked: Asking) -> int:
