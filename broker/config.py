@@ -215,6 +215,7 @@ class Http(Struct, forbid_unknown_fields=True, kw_only=True):
     header_seconds: Seconds = 10.0  # for a request's head; its body has limits.line_seconds
     idle_seconds: Seconds = 75.0  # between two requests
     tools_path: str = "/tools"  # namel3ss' service runner
+    traces: str = ""  # a file for a line of each of its calls; empty: none
     cors: list[str] = []  # origins of other pages that may call; none
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _bisect
 import json
 import os
 from pathlib import Path
@@ -15,16 +16,57 @@ from tests.support.python_app import python_app, python_config
 LOCAL = json.loads((Path(__file__).parent.parent / "vectors" / "namel3ss_local.json").read_text())
 SENT = json.loads((Path(__file__).parent.parent / "vectors" / "namel3ss_service.json").read_text())["request_as_sent"]
 MORE = """
-from functools import partial
+from functools import lru_cache, partial, wraps
 from json import dumps
-import os
+from subprocess import Popen
+import logging, os
 
-indirect = partial(os.system)
+indirect = partial(partial(os.system))
 borrowed = os.system
+shouts = logging.getLogger().error
+collects = [].append
 
 class Made:
     def __new__(cls, payload):
         return payload
+
+class Callable:
+    def __call__(self, payload):
+        return payload
+    method = __call__
+
+def own(payload):
+    return payload
+
+def half(payload):
+    return "\\ud800"
+
+def deep(payload):
+    found = []
+    for _ in range(200):
+        found = [found]
+    return found
+
+@wraps(own)
+def wrapped(payload):
+    return payload
+
+@wraps(os.system)
+def disguised(payload):
+    return payload
+
+instance = Callable()
+bound = Callable().method
+shortly = lambda payload: payload
+prepared = partial(own)
+cached = lru_cache(lambda payload: payload)
+
+def __getattr__(name):
+    if name == "late":
+        return own
+    if name == "late_system":
+        return os.system
+    raise AttributeError(name)
 """
 
 
@@ -35,6 +77,12 @@ def app(tmp_path_factory):
     root = python_app(folder / "app")
     python_app(root, MORE, "more")
     python_app(root / ".venv" / "lib" / "site-packages", "def run(payload):\n    return 1\n")
+    python_app(root / "package", "def run(payload):\n    return payload\n", "inner")
+    (root / "package" / "__init__.py").write_text("from .tools.inner import run\nfrom os import system\n")
+    (root / "folder").mkdir()
+    (root / "folder" / "alone.py").write_text("def run(payload):\n    return payload\n")
+    compiled = Path(_bisect.__file__)
+    (root / compiled.name).write_bytes(compiled.read_bytes())
     (root / "loose.py").write_text("def run(payload):\n    return 'loose'\n")
     (root / "link.py").symlink_to(folder / "other" / "tools" / "vec.py")
     (root / "linked").symlink_to(folder / "other" / "tools")
@@ -66,6 +114,33 @@ def test_an_entry_of_a_configured_app_is_served(web, app):
     assert ask(web, app, "tools.more:Made", {"a": 1})["result"] == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "tools.more:Made",
+        "tools.more:instance",
+        "tools.more:bound",
+        "tools.more:shortly",
+        "tools.more:prepared",
+        "tools.more:wrapped",
+        "tools.more:late",
+        "package:run",
+        "package.tools.inner:run",
+        "folder.alone:run",
+    ],
+)
+def test_whatever_can_be_called_and_is_the_apps_own_is_served(web, app, entry):
+    assert ask(web, app, entry, {"a": [1]})["result"] == {"a": [1]}
+
+
+def test_a_cached_function_is_the_apps_own_too(web, app):
+    assert ask(web, app, "tools.more:cached", "x")["result"] == "x"
+
+
+def test_a_compiled_module_may_be_the_apps_own(web, app):
+    assert "missing required argument" in ask(web, app, "_bisect:bisect_right", "x")["error"]["message"]
+
+
 def test_it_has_a_name_of_its_own(web, app):
     ask(web, app, "tools.vec:greet", {"name": "Ada"})
     name = f"{app}#tools.vec:greet"
@@ -82,11 +157,28 @@ def test_where_the_configuration_names_it_that_is_its_name(web, app):
 def test_errors_are_those_of_namel3ss_own_runner(web, app, vector):
     asked, expected = json.loads(vector["stdin"]), vector["expect"]["stdout_json"]
     found = ask(web, app, asked["entry"], asked["payload"])
-    if expected["ok"] or vector["id"] == "missing_module":
-        assert found["ok"] is expected["ok"]
-        assert expected["ok"] or found["error"]["type"] == "ModuleNotFoundError"
-    else:
-        assert found["error"] == expected["error"]
+    assert found["ok"] is expected["ok"]
+    assert found.get("error") == expected.get("error")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("nowhere.at.all:run", "No module named 'nowhere'"),
+        ("tools.nowhere.at:run", "No module named 'tools.nowhere'"),
+        ("loose.more:run", "No module named 'loose.more'; 'loose' is not a package"),
+    ],
+)
+def test_what_is_missing_is_said_in_pythons_words(web, app, entry, message):
+    assert ask(web, app, entry)["error"] == {"type": "ModuleNotFoundError", "message": message}
+
+
+def test_results_that_python_can_read_are_passed_on(web, app):
+    assert ask(web, app, "tools.more:half")["result"] == "\ud800"
+    found = ask(web, app, "tools.more:deep")["result"]
+    for _ in range(200):
+        (found,) = found
+    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -101,6 +193,22 @@ def test_errors_are_those_of_namel3ss_own_runner(web, app, vector):
         "tools.more:dumps",
         "tools.more:indirect",
         "tools.more:borrowed",
+        "tools.more:disguised",
+        "tools.more:Popen",
+        "tools.more:shouts",
+        "tools.more:collects",
+        "tools.more:late_system",
+        "tools.more:__class__",
+        "tools.more:__init__",
+        "tools.more:__getattribute__",
+        "tools.more:__reduce_ex__",
+        "tools.more:__builtins__",
+        "tools.more:__loader__",
+        "package:system",
+        "folder:alone",
+        "tools.vec :greet",
+        " tools.vec:greet",
+        "tools.vec\n:greet",
         "__main__:load",
         "..other.tools.vec:run",
         "../other/tools/vec:run",

@@ -58,6 +58,7 @@ class HttpFace:
         shown = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"http://{shown}:{self.port}"
         self._autosage: AutoSage | None = None
+        self._namel3ss: Namel3ss | None = None
         self._operating = Operating(broker)
 
     async def start(self) -> str:
@@ -69,7 +70,8 @@ class HttpFace:
         JobFiles(broker.jobs).add_routes(self.app)
         SessionRoutes(broker).add_routes(self.app)
         QueueRoutes(broker).add_routes(self.app)
-        Namel3ss(broker, self.caller).add_routes(self.app)
+        self._namel3ss = Namel3ss(broker, self.caller)
+        self._namel3ss.add_routes(self.app)
         self._operating.add_routes(self.app)
         page.add_routes(self.app)
         self.app.route("GET", "/healthz", self._health)
@@ -148,6 +150,8 @@ class HttpFace:
         if self._server is None or self._serving is None:
             self._listener.close()
             return
+        if self._namel3ss is not None:
+            self._namel3ss.close()
         deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
         while self._busy() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.002)

@@ -62,7 +62,7 @@ class App(Waiting):
             return "PermissionError", f"{module!r} is no name of a module"
         file = _file_of(os.path.join(self.root, *parts))
         if not file:
-            return "ModuleNotFoundError", f"No module named {module!r} in the app"
+            return "ModuleNotFoundError", _missing(self.root, parts)
         if not is_within(file, self.root):
             return "PermissionError", f"{module} is not a module of the app's own"
         return "", ""
@@ -147,6 +147,18 @@ class App(Waiting):
 
     def alive(self) -> bool:
         return self.busy() or self.program.nursery.alive()
+
+
+def _missing(root: str, parts: list[str]) -> str:
+    """The first one that is not there, as Python says it."""
+    for number in range(1, len(parts) + 1):
+        place, name = os.path.join(root, *parts[:number]), ".".join(parts[:number])
+        if os.path.isdir(place):
+            continue
+        if _file_of(place):
+            return f"No module named {'.'.join(parts[: number + 1])!r}; {name!r} is not a package"
+        return f"No module named {name!r}"
+    return f"No module named {'.'.join(parts)!r}"
 
 
 def _file_of(place: str) -> str:

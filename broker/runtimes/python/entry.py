@@ -173,6 +173,7 @@ def main() -> int:
     """The request on stdin, the answer on what was stdout: whatever the tool writes there goes to stderr."""
     here = os.path.dirname(__file__)
     sys.path[:1] = [os.getcwd()] if sys.path[:1] == [here] else [os.getcwd(), *sys.path[:1]]
+    os.environ.pop("BROKER_PYTHON_TOOL", None)
     mind_edits()
     private, process = os.dup(1), os.getpid()
     os.dup2(2, 1)
@@ -181,6 +182,7 @@ def main() -> int:
     if not isinstance(asked, dict):
         raise TypeError("the request is not a JSON object")
     outcome = outcome or answer(asked)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # whatever the tool has put there
     if os.getpid() == process:  # a fork of the tool's may get here, too
         write_all(private, outcome.document(asked.get("protocol_version", 1)).encode())
     os.close(private)
