@@ -108,7 +108,8 @@ def test_rights_that_a_reload_narrows_hold_for_calls_that_wait(start, tmp_path):
         wire.send(slow(0.8, id="runs"), {"aid": A, "id": "waits"}, {"aid": B, "id": "may"})
         time.sleep(0.3)
         (tmp_path / "broker0.toml").write_text(config + f'[[principal]]\nname = "{US}"\ntools = ["AID.B.*"]\n')
-        assert broker_command(tmp_path, "reload", "--socket", broker.path).returncode == 0
+        with broker.operator() as operator:
+            assert operator.ask({"aid": "_reload"})["ok"]
         replies = {reply["id"]: reply for reply in wire.replies(3)}
     assert replies["waits"]["type"] == "forbidden"
     assert replies["runs"]["ok"]

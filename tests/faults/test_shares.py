@@ -161,7 +161,7 @@ def test_a_full_queue_stops_the_reading_of_those_who_fill_it(start, tmp_path):
     with broker.wire() as a, broker.wire() as a2, broker.wire() as b:
         for _ in range(4):
             b.ask({"aid": B})
-        b.send({"aid": A, "input_json": "2.5", "id": "long"})
+        b.send({"aid": A, "input_json": "4", "id": "long"})
 
         def flood(wire):
             with contextlib.suppress(OSError):  # nobody reads it to its end
