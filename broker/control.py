@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from broker import config, errors
 from broker.cluster.kv import Away
-from broker.cluster.queue_words import QueueWords
+from broker.cluster.queue.words import QueueWords
 from broker.errors import ConfigError, Refusal
 from broker.model import Named
 from broker.observe import status

@@ -15,7 +15,7 @@ from broker.cluster.leases import KEEP_SECONDS, SharedLeases
 from broker.cluster.members import Members
 from broker.cluster.names import objects_of
 from broker.cluster.objects import Objects
-from broker.cluster.queue import Queue
+from broker.cluster.queue.queue import Queue
 from broker.faces.nats.face import NatsFace
 from broker.policy.breaker import State
 from broker.runtimes.remote import Remote

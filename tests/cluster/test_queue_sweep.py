@@ -9,12 +9,12 @@ from typing import Any
 from broker.bus import Bus
 from broker.cluster.members import Members
 from broker.cluster.objects import Objects
-from broker.cluster.queue_marks import Marks
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_records import Letter
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import Store
-from broker.cluster.queue_sweep import Sweep
+from broker.cluster.queue.marks import Marks
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.records import Letter
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.store import Store
+from broker.cluster.queue.sweep import Sweep
 from broker.config import Queue
 from broker.observe.log import Log
 

@@ -10,12 +10,12 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from broker import errors
 from broker.cluster.kv import Away
-from broker.cluster.queue_dead import Dead
-from broker.cluster.queue_turns import Answer
+from broker.cluster.queue.dead import Dead
+from broker.cluster.queue.turns import Answer
 from broker.errors import Refusal
 
 if TYPE_CHECKING:
-    from broker.cluster.queue import Queue
+    from broker.cluster.queue.queue import Queue
     from broker.control import Asker
     from broker.server import Broker
 

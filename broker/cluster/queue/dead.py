@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from broker import errors
 from broker.cluster import names as usual
-from broker.cluster import queue_names
-from broker.cluster.queue_marks import Marks
-from broker.cluster.queue_names import Names, from_header, in_header
-from broker.cluster.queue_records import Letter, stored
-from broker.cluster.queue_requests import Requests
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import Store
+from broker.cluster.queue import names
+from broker.cluster.queue.marks import Marks
+from broker.cluster.queue.names import Names, from_header, in_header
+from broker.cluster.queue.records import Letter, stored
+from broker.cluster.queue.requests import Requests
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.store import Store
 from broker.errors import Refusal
 
 REASON_BYTES = 2048
@@ -60,16 +60,16 @@ class DeadLetters:
     async def put(self, letter: Letter, refusal: Refusal) -> None:
         letter = await self._requests.pack(letter)
         headers = letter.headers(f"{letter.name}.{letter.sequence}") | {
-            queue_names.CODE: refusal.kind.code,
-            queue_names.REASON: in_header(refusal.text)[:REASON_BYTES],
+            names.CODE: refusal.kind.code,
+            names.REASON: in_header(refusal.text)[:REASON_BYTES],
             usual.RAN: str(int(refusal.ran)),
-            queue_names.DELIVERIES: str(letter.deliveries),
-            queue_names.ENQUEUED: f"{letter.enqueued:.3f}",
+            names.DELIVERIES: str(letter.deliveries),
+            names.ENQUEUED: f"{letter.enqueued:.3f}",
         }
         await self._store.publish(self._names.dead_call(letter.name), letter.data, headers, self._patience)
 
     async def find(self, call_id: str) -> Dead | None:
-        found = await self._store.dead_by(queue_names.name_of(call_id), self._patience)
+        found = await self._store.dead_by(names.name_of(call_id), self._patience)
         return _dead(found) if found is not None else None
 
     async def some(self, most: int, after: int = 0) -> list[Dead]:
@@ -110,12 +110,12 @@ def _dead(message: Any) -> Dead:
     headers = message.headers or {}
     letter = stored(message)
     at = letter.enqueued
-    letter.enqueued = float(headers.get(queue_names.ENQUEUED, "0"))
+    letter.enqueued = float(headers.get(names.ENQUEUED, "0"))
     return Dead(
         letter,
-        headers.get(queue_names.CODE, ""),
-        from_header(headers.get(queue_names.REASON, "")),
+        headers.get(names.CODE, ""),
+        from_header(headers.get(names.REASON, "")),
         headers.get(usual.RAN) == "1",
-        int(headers.get(queue_names.DELIVERIES, "1")),
+        int(headers.get(names.DELIVERIES, "1")),
         at,
     )

@@ -9,10 +9,10 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from broker.cluster.objects import NoObject, Objects
-from broker.cluster.queue_records import Letter
+from broker.cluster.queue.records import Letter
 
 if TYPE_CHECKING:
-    from broker.cluster.queue_store import Store
+    from broker.cluster.queue.store import Store
 
 ROOM = 8192  # of NATS' payload limit, for headers; the dead have more of them
 

@@ -11,18 +11,18 @@ from broker.bus import Bus
 from broker.cluster.kv import Away
 from broker.cluster.members import Members
 from broker.cluster.objects import Objects
-from broker.cluster.queue_asking import Asking
-from broker.cluster.queue_dead import DeadLetters
-from broker.cluster.queue_marks import Marks
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_producer import WATCH_SECONDS, Producer
-from broker.cluster.queue_puller import Puller
-from broker.cluster.queue_requests import Requests
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_runner import Runner
-from broker.cluster.queue_store import Store
-from broker.cluster.queue_sweep import Sweep
-from broker.cluster.queue_turns import Turns
+from broker.cluster.queue.asking import Asking
+from broker.cluster.queue.dead import DeadLetters
+from broker.cluster.queue.marks import Marks
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.producer import WATCH_SECONDS, Producer
+from broker.cluster.queue.puller import Puller
+from broker.cluster.queue.requests import Requests
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.runner import Runner
+from broker.cluster.queue.store import Store
+from broker.cluster.queue.sweep import Sweep
+from broker.cluster.queue.turns import Turns
 
 if TYPE_CHECKING:
     from broker.server import Broker

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.bus import Bus
-from broker.cluster import queue_names
 from broker.cluster.kv import Away
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_records import arrived
-from broker.cluster.queue_runner import LATER_SECONDS, Held, Runner
-from broker.cluster.queue_store import Store
+from broker.cluster.queue import names
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.records import arrived
+from broker.cluster.queue.runner import LATER_SECONDS, Held, Runner
+from broker.cluster.queue.store import Store
 from broker.model import Tool
 from broker.policy.breaker import State
 from broker.runtimes.serve import ServeRuntime
@@ -127,7 +127,7 @@ class Puller:
         """Calls that did not come through a broker."""
         waiting = {subject.split(".")[2] for subject in await self._store.subjects(self._patience)}
         for tool in self._broker.registry:
-            if tool.name not in known and queue_names.token_of(tool.name) in waiting:
+            if tool.name not in known and names.token_of(tool.name) in waiting:
                 await self._store.consumer(tool.name, self._patience)
                 self._look_again.set()
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker import errors
-from broker.cluster import queue_names
 from broker.cluster.kv import Away
-from broker.cluster.queue_dead import DeadLetters
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_records import Letter, digest_of, stored
-from broker.cluster.queue_requests import Requests, with_id
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import SAME_SECONDS, Store
-from broker.cluster.queue_turns import Answer, Turns
+from broker.cluster.queue import names
+from broker.cluster.queue.dead import DeadLetters
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.records import Letter, digest_of, stored
+from broker.cluster.queue.requests import Requests, with_id
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.store import SAME_SECONDS, Store
+from broker.cluster.queue.turns import Answer, Turns
 from broker.errors import Refusal
 from broker.faces.nats.line import Line, Reader
 from broker.ticket import Call
@@ -73,8 +73,8 @@ class Producer:
         if isinstance(line, Refusal):
             return line
         given = msgspec.json.decode(ids) if ids is not None else None
-        if ids is not None and not (isinstance(given, str) and queue_names.is_id(given)):
-            text_ = f'the "id" of a queued call is a string of 1 to {queue_names.LONGEST_ID} characters'
+        if ids is not None and not (isinstance(given, str) and names.is_id(given)):
+            text_ = f'the "id" of a queued call is a string of 1 to {names.LONGEST_ID} characters'
             return Refusal(errors.BAD_REQUEST, text_)
         refusal = self._problem(asker, line)
         if refusal is not None:

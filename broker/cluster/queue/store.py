@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.bus import Bus
-from broker.cluster import queue_names
 from broker.cluster.kv import ASK_SECONDS, EXPECTED, LONGEST_PAUSE, NO_STREAM, PAUSE_SECONDS, WRONG_LAST, Away
 from broker.cluster.kv import why as said_by
-from broker.cluster.queue_names import Names
+from broker.cluster.queue import names
+from broker.cluster.queue.names import Names
 from broker.config import Queue as Settings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Store:
             from nats.js.api import ConsumerConfig
 
             config = ConsumerConfig(
-                durable_name=queue_names.consumer_of(tool),
+                durable_name=names.consumer_of(tool),
                 filter_subject=self.names.calls_of(tool),
                 ack_wait=self._settings.redeliver_seconds,
                 max_ack_pending=MOST_PENDING,

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from broker.cluster import names as usual
-from broker.cluster import queue_names
-from broker.cluster.queue_names import from_header, in_header, name_of
+from broker.cluster.queue import names
+from broker.cluster.queue.names import from_header, in_header, name_of
 from broker.faces.nats.line import Line
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Letter(Struct):
 
     def headers(self, once: str) -> dict[str, str]:
         return {
-            queue_names.ONCE: once,
-            queue_names.ID: in_header(self.id),
-            queue_names.TOOL: in_header(self.tool),
-            queue_names.PRINCIPAL: in_header(self.principal),
-            queue_names.DIGEST: self.digest,
+            names.ONCE: once,
+            names.ID: in_header(self.id),
+            names.TOOL: in_header(self.tool),
+            names.PRINCIPAL: in_header(self.principal),
+            names.DIGEST: self.digest,
             **({usual.OBJECT: self.large} if self.large else {}),
         }
 
@@ -81,7 +81,7 @@ def arrived(message: Msg, tool: str) -> Letter:
 
 def stored(message: RawStreamMsg) -> Letter:
     headers = message.headers or {}
-    tool = from_header(headers.get(queue_names.TOOL, ""))
+    tool = from_header(headers.get(names.TOOL, ""))
     time = message.time.timestamp() if isinstance(message.time, datetime) else 0.0
     return _letter(headers, message.data or b"", tool, message.seq or 0, 1, time)
 
@@ -89,12 +89,12 @@ def stored(message: RawStreamMsg) -> Letter:
 def _letter(
     headers: Mapping[str, str], data: bytes, tool: str, sequence: int, deliveries: int, enqueued: float
 ) -> Letter:
-    call_id = from_header(headers.get(queue_names.ID, "")) or id_in(data) or f"message-{sequence}"
+    call_id = from_header(headers.get(names.ID, "")) or id_in(data) or f"message-{sequence}"
     return Letter(
         call_id,
         tool,
-        from_header(headers.get(queue_names.PRINCIPAL, "")),
-        headers.get(queue_names.DIGEST, ""),
+        from_header(headers.get(names.PRINCIPAL, "")),
+        headers.get(names.DIGEST, ""),
         data,
         headers.get(usual.OBJECT, ""),
         sequence,
@@ -116,7 +116,7 @@ def id_in(data: bytes) -> str:
         found = _named(data).id
     except (msgspec.DecodeError, RecursionError):
         return ""
-    return found if isinstance(found, str) and queue_names.is_id(found) else ""
+    return found if isinstance(found, str) and names.is_id(found) else ""
 
 
 def digest_of(line: Line) -> str:

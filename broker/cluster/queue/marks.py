@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from broker import errors
 from broker.cluster.kv import Away
-from broker.cluster.queue_records import Letter
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import Store
+from broker.cluster.queue.records import Letter
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.store import Store
 from broker.errors import Refusal
 
 LONGEST_WHY = 512

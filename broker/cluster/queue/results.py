@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from broker.bus import Bus
 from broker.cluster.kv import Bucket
 from broker.cluster.objects import NoObject, Objects
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_records import Letter, Outcome, outcome_of, written
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.records import Letter, Outcome, outcome_of, written
 from broker.config import Queue as Settings
 from broker.errors import INTERNAL, Refusal
 

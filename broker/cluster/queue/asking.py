@@ -9,12 +9,12 @@ from msgspec import Raw
 
 from broker import errors
 from broker.cluster.kv import Away
-from broker.cluster.queue_dead import DeadLetters
-from broker.cluster.queue_names import name_of
-from broker.cluster.queue_records import stored
-from broker.cluster.queue_results import Results
-from broker.cluster.queue_store import Store
-from broker.cluster.queue_turns import Answer, Turns
+from broker.cluster.queue.dead import DeadLetters
+from broker.cluster.queue.names import name_of
+from broker.cluster.queue.records import stored
+from broker.cluster.queue.results import Results
+from broker.cluster.queue.store import Store
+from broker.cluster.queue.turns import Answer, Turns
 from broker.errors import Refusal
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from broker.bus import Bus
 from broker.cluster.kv import Away
 from broker.cluster.members import GONE_SECONDS, Members
 from broker.cluster.objects import NoObject
-from broker.cluster.queue_dead import DeadLetters
-from broker.cluster.queue_marks import Mark, Marks, Written
-from broker.cluster.queue_records import Letter, id_in
-from broker.cluster.queue_requests import Requests
-from broker.cluster.queue_results import Results
+from broker.cluster.queue.dead import DeadLetters
+from broker.cluster.queue.marks import Mark, Marks, Written
+from broker.cluster.queue.records import Letter, id_in
+from broker.cluster.queue.requests import Requests
+from broker.cluster.queue.results import Results
 from broker.errors import Refusal
 from broker.faces.caller import Asked, Asker, Caller, understood
 from broker.faces.nats.line import Line, Reader

@@ -10,9 +10,9 @@ from broker.bus import Bus
 from broker.cluster.kv import Away
 from broker.cluster.members import Members
 from broker.cluster.objects import Objects
-from broker.cluster.queue_marks import decode_mark
-from broker.cluster.queue_names import Names
-from broker.cluster.queue_store import Store
+from broker.cluster.queue.marks import decode_mark
+from broker.cluster.queue.names import Names
+from broker.cluster.queue.store import Store
 
 FIRST_SECONDS = 60.0
 PAUSE_SECONDS = 1800.0

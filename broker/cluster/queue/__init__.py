@@ -1,0 +1,1 @@
+"""Durable calls: kept by NATS until a broker of the cluster has run them."""
