@@ -30,7 +30,7 @@ def oneshot(folder: Path, name: str, body: str) -> str:
 def broker(
     tmp_path_factory: pytest.TempPathFactory, where: dict[str, str], shared_nats: NatsServer
 ) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("micro")
+    folder = tmp_path_factory.mktemp("odd_micro")
     brokers = Brokers(folder)
     config = f'[limits]\nrequest_bytes = 3000000\n[[toolhost]]\nname = "demo"\nplugins = ["{where["demo_plugin"]}"]\n'
     for name, status in STATUSES.items():
@@ -88,7 +88,7 @@ def test_nats_pys_own_classes_understand_what_the_service_says_of_itself(broker,
 
 
 def test_whoever_wants_no_reply_gets_none_and_the_call_runs(broker, client, tmp_path_factory):
-    ledger = next(tmp_path_factory.getbasetemp().glob("micro*/")) / "ledger"
+    ledger = next(tmp_path_factory.getbasetemp().glob("odd_micro*/")) / "ledger"
     before = len(ledger.read_text()) if ledger.exists() else 0
     client.run(client.nats.publish("tools.default.writes", b"{}"))
     broker.eventually(lambda: ledger.exists() and len(ledger.read_text()) == before + 1)
