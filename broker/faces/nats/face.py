@@ -367,6 +367,9 @@ class NatsFace:
                 await asyncio.gather(*drained)
         except (Error, OSError, TimeoutError) as error:
             self._broker.log.warning("nats: tools are not taken back in time", reason=repr(error))
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while self._calls and time.monotonic() < deadline:  # those in queues would be refused from now on
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """All calls have their answers: they are given a moment to leave."""
