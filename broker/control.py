@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from broker import config, errors
+from broker import addresses, errors
 from broker.cluster.kv import Away
 from broker.cluster.queue.words import QueueWords
 from broker.errors import ConfigError, Refusal
@@ -102,7 +102,7 @@ class Control:
         if command is None:
             return Refusal(errors.NOT_FOUND, f"tool not found: {aid}")
         if not asker.operator:
-            place = config.operator_socket(self._broker.socket)
+            place = addresses.operator_socket(self._broker.socket)
             return Refusal(errors.FORBIDDEN, f"{aid} is the operator's: ask on {place}")
         try:
             return await command(asker, line)

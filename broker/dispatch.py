@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker import errors
-from broker.config import Config
 from broker.errors import Kind, Refusal
 from broker.model import HUNG_UP, Caller, Named, Sink, Tool, Work
 from broker.observe.audit import Audit
@@ -29,6 +28,7 @@ from broker.policy.sessions import BadState, Session, Sessions, WaitingRoom
 from broker.pool.verdicts import unquoted
 from broker.registry import Registry
 from broker.secrets import Secrets
+from broker.settings import Config
 from broker.ticket import OWN_ERROR, Call, Convoy, Follower, Ticket
 from broker.utp import args
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from broker.client.embedded import Embedded
     from broker.client.sync import Client
-    from broker.config import OneShot
     from broker.errors import Refusal
+    from broker.settings import OneShot
 
 __all__ = [
     "CHAIN_RECIPES",
@@ -222,7 +222,7 @@ def _fallback(environment: Mapping[str, str]) -> Callable[[str], OneShot] | None
     root = environment.get("MACHINA_ROOT")
     if not root:
         return None
-    from broker.config import OneShot
+    from broker.settings import OneShot
 
     command = os.path.join(root, "build", "machina_cli")
     return lambda aid: OneShot(name=aid, command=[command, "tool_exec"], cwd=root)

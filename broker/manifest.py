@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from broker.config import Card, Config
 from broker.errors import ConfigError
 from broker.model import ToolInfo
 from broker.policy.schema import Schema
+from broker.settings import Card, Config
 from broker.utp import args
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*|AID(\.[A-Z][A-Z0-9_]*)+\.v[0-9]+")

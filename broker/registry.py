@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from broker._native import ffi, lib
-from broker.config import Breaker as BreakerSettings
 from broker.errors import ConfigError
 from broker.model import Runtime, Tool, ToolInfo
 from broker.policy.breaker import Breaker, Settings, State
 from broker.policy.rights import Rights
+from broker.settings import Breaker as BreakerSettings
 
 
 class Source(Runtime, Protocol):

@@ -14,12 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import config, errors
+from broker import addresses, errors
 from broker._native import lib
 from broker.assets import Assets
 from broker.bus import Bus
 from broker.cluster.cluster import Cluster
-from broker.config import Card, Config, Utp
 from broker.control import Control
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
@@ -50,6 +49,7 @@ from broker.runtimes.python.app import App
 from broker.runtimes.remote import Remote
 from broker.runtimes.serve import ServeRuntime
 from broker.secrets import Lent, Secrets
+from broker.settings import Card, Config, Utp
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
@@ -150,7 +150,7 @@ class Broker:
             self._state = state  # what could not be read is not written over
         self._janitor = Janitor(self.core, [self._expire], self.pools)
         await self._warm()
-        self.face.listen_unix(config.operator_socket(self.socket), operator=True)
+        self.face.listen_unix(addresses.operator_socket(self.socket), operator=True)
         self.face.listen_unix(self.socket, operator=False, group=self.settings.server.socket_group)
         places = [f"unix:{self.socket}"]
         if self.settings.server.tcp:

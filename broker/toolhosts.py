@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 
 from broker import where
-from broker.config import Config, Loaded, Toolhost
+from broker.config import Loaded
 from broker.errors import ConfigError, MissingFile
+from broker.settings import Config, Toolhost
 
 BY_NAME = "named"  # by flags, or by the program that embeds us
 

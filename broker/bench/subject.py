@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker import Embedded, where
+from broker.addresses import operator_socket
 from broker.bench import cases
 from broker.bench import http as web
 from broker.bench.embedded import InProcess
@@ -18,7 +19,6 @@ from broker.bench.model import Face, Plan
 from broker.bench.private import Private
 from broker.cli.common import Unreachable, ask
 from broker.client.request import request_line
-from broker.config import operator_socket
 
 REPLY_ROOM = 120  # what a reply has beside the output
 

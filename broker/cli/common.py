@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from broker import config
+from broker import addresses, config
 from broker.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 def socket_path(arguments: argparse.Namespace) -> str:
     loaded = config.load(arguments.config, {("server", "socket"): arguments.socket}, os.environ)
-    return loaded.config.server.socket or config.default_socket(os.environ)
+    return loaded.config.server.socket or addresses.default_socket(os.environ)
 
 
 def ask(path: str, request: bytes, seconds: float = 330.0, hear: Callable[[bytes], bool] = lambda _: False) -> bytes:
@@ -75,8 +75,8 @@ def ask(path: str, request: bytes, seconds: float = 330.0, hear: Callable[[bytes
 def operate(arguments: argparse.Namespace, aid: str, **members: Any) -> dict[str, Any]:
     """A question to the operator's socket, found from the callers'."""
     path = socket_path(arguments)
-    if not path.endswith(config.OPERATOR):
-        path = config.operator_socket(path)
+    if not path.endswith(addresses.OPERATOR):
+        path = addresses.operator_socket(path)
     reply: dict[str, Any] = msgspec.json.decode(ask(path, msgspec.json.encode({"aid": aid, **members}), 10.0))
     if not reply.get("ok"):
         raise Unreachable(str(reply.get("error")))

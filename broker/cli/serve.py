@@ -7,10 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from broker import config, toolhosts, where
+from broker import addresses, config, toolhosts, where
 from broker.cli.common import fail, subcommand
-from broker.config import Config, Loaded
+from broker.config import Loaded
 from broker.errors import ConfigError
+from broker.settings import Config
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -88,7 +89,7 @@ def _serve(arguments: argparse.Namespace, loaded: Loaded) -> int:
     from broker.observe.log import Log
 
     settings = loaded.config
-    socket = settings.server.socket or config.default_socket(os.environ)
+    socket = settings.server.socket or addresses.default_socket(os.environ)
 
     def ready(broker: Broker, places: list[str]) -> None:
         processes = sum(len(pool.ready) for pool in broker.pools())
@@ -134,7 +135,7 @@ def check(loaded: Loaded) -> int:
         for key in values.__struct_fields__:
             value = getattr(values, key)
             if (section, key) == ("server", "socket") and not value:
-                value = config.default_socket(os.environ)
+                value = addresses.default_socket(os.environ)
             if (section, key) in SECRETS:
                 value = without_secrets(value)
             origin = loaded.origins.get(f"{section}.{key}", "default")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from broker import config, where
+from broker import addresses, where
 from broker.cli.common import Trouble, add_socket, fail, socket_path, subcommand
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         "fault_plugin": where.fault_plugin(),
         "include": where.include(),
         "socket": socket,
-        "operator_socket": config.operator_socket(socket),
+        "operator_socket": addresses.operator_socket(socket),
     }
     print(msgspec.json.format(msgspec.json.encode(places)).decode())
     return 0

@@ -17,13 +17,12 @@ from typing import Any
 
 import msgspec
 
-from broker import config, errors, toolhosts
+from broker import config, errors, settings, toolhosts
 from broker.assets import Assets
 from broker.client import reply as replies
 from broker.client.failures import CallFailed, failure
 from broker.client.reply import Reply
 from broker.client.request import encode, input_text, named
-from broker.config import Config
 from broker.dispatch import SPLICE_ROOM, Dispatcher
 from broker.errors import Refusal
 from broker.manifest import cards, described, options
@@ -43,6 +42,7 @@ from broker.runtimes.oneshot import OneShot, describe
 from broker.runtimes.program import private_directory, programs, remove_directory
 from broker.runtimes.python.calls import PythonCalls
 from broker.secrets import Secrets
+from broker.settings import Config
 from broker.ticket import Call, Ticket
 
 CLOSED = Refusal(errors.DRAINING, "this Embedded has been closed")
@@ -132,7 +132,7 @@ class Embedded:
         plugins: Iterable[str] = (),
         toolhost: str | None = None,
         environ: Mapping[str, str] | None = None,
-        fallback: Callable[[str], config.OneShot] | None = None,
+        fallback: Callable[[str], settings.OneShot] | None = None,
         log: Log | None = None,
     ) -> None:
         """`fallback` makes a command for a tool that no plugin has; with it, the demo tools are no default."""

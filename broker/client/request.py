@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from broker import config
+from broker import addresses, config
 
 Address = str | tuple[str, int]
 
@@ -70,12 +70,12 @@ def find(address: Address | None, environ: Mapping[str, str] | None = None) -> A
     if address is None:
         environ = os.environ if environ is None else environ
         loaded = config.load(None, {}, environ)
-        return loaded.config.server.socket or config.default_socket(environ)
+        return loaded.config.server.socket or addresses.default_socket(environ)
     if not isinstance(address, str):
         return address
     text = address.removeprefix("tcp:")
     if text != address or (os.sep not in address and ":" in address):
-        return config.address(text, "address")
+        return addresses.address(text, "address")
     return address.removeprefix("unix:")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from broker.config import address
+from broker.addresses import address
 from broker.errors import ConfigError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 
-from broker.config import Principal
 from broker.model import Tool
+from broker.settings import Principal
 
 
 class Rights:

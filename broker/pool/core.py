@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from broker._native import ffi, lib
-from broker.config import Limits
 from broker.model import Policy, Tool, Work
 from broker.pool.rules import SPIN_SECONDS
+from broker.settings import Limits
 
 IDLE_WINDOW_SECONDS = 0.1
 OUTBOX_HIGH = 1024 * 1024  # a caller that does not read its replies is not read from either

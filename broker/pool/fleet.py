@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from broker._native import lib
-from broker.config import Limits
 from broker.errors import ConfigError, Refusal
 from broker.model import Caller, Judge, Policy, Ticket, Tool, ToolInfo, Work
 from broker.observe.log import Log
@@ -25,6 +24,7 @@ from broker.pool.process import Process, Spawner, SpawnError, Spec
 from broker.pool.rules import CPUS, PATIENCE_SECONDS, SETTLED_SECONDS, SPIN_SECONDS, STARTUP_SECONDS, this_thread
 from broker.pool.talking import CHANGED, DONE, STOPPED, TalkingHost
 from broker.runtimes.program import Program
+from broker.settings import Limits
 
 GRACE_SECONDS = 1.0  # between the end of its input and SIGKILL
 LOST_SECONDS = 5.0

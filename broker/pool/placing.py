@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker._native import lib
-from broker.config import Toolhost
 from broker.model import Caller, Tool
 from broker.pool.host import Host
+from broker.settings import Toolhost
 
 
 def runs_alone(tool: Tool, settings: Toolhost) -> bool:

@@ -12,7 +12,6 @@ import time
 
 from broker import errors
 from broker._native import ffi, lib
-from broker.config import Limits, Toolhost
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Caller, Judge, Tool, Work
 from broker.observe.log import Log
@@ -24,6 +23,7 @@ from broker.pool.core import Core
 from broker.pool.host import Host
 from broker.pool.process import Process, Spawner, SpawnError, Spec
 from broker.pool.rules import CPUS, JITTER, PATIENCE_SECONDS, PROBATION, SETTLED_SECONDS
+from broker.settings import Limits, Toolhost
 
 IDLE_ENOUGH = 0.15  # of the machine
 RERUNS = 3

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 from broker._native import ffi, lib
-from broker.config import Limits
 from broker.model import Tool
 from broker.pool import process, verdicts
 from broker.pool.asides import OURS
 from broker.pool.process import Process
 from broker.pool.rules import JITTER, MOST_STRANGERS, SPIN_SECONDS
 from broker.runtimes.program import Program
+from broker.settings import Limits
 
 DONE, STOPPED, LATE, ENDED = lib.TB_TALK_DONE, lib.TB_TALK_STOPPED, lib.TB_TALK_LATE, lib.TB_TALK_ENDED
 INTERRUPTED, GONE = lib.TB_TALK_INTERRUPTED, lib.TB_TALK_GONE

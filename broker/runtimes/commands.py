@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from broker import errors
-from broker.config import Limits
-from broker.config import OneShot as Settings
 from broker.errors import Refusal
 from broker.model import Work
 from broker.observe.log import Log
@@ -18,6 +16,8 @@ from broker.pool.core import Core
 from broker.pool.process import Process
 from broker.runtimes.oneshot import count, run_command
 from broker.runtimes.waiting import Waiting
+from broker.settings import Limits
+from broker.settings import OneShot as Settings
 
 
 class Commands(Waiting):

@@ -9,8 +9,6 @@ import time
 import msgspec
 
 from broker import errors
-from broker.config import Jina as Settings
-from broker.config import Limits
 from broker.errors import Refusal
 from broker.model import ToolInfo, Work
 from broker.observe.log import Log
@@ -22,6 +20,8 @@ from broker.runtimes.fetch import Answer, Fetch, NoAnswer, TooLong
 from broker.runtimes.oneshot import count
 from broker.runtimes.waiting import Waiting
 from broker.secrets import Lent, Secrets
+from broker.settings import Jina as Settings
+from broker.settings import Limits
 from broker.utp import jina
 from broker.utp.jina import Ask, BadAsk, Trouble
 

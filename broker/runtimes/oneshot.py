@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from broker import errors
-from broker.config import Limits
-from broker.config import OneShot as Settings
 from broker.errors import Refusal
 from broker.model import Caller, Judge, Place, Policy, Ticket, Tool, ToolInfo, Work
 from broker.pool import process, verdicts
 from broker.pool.fleet import Shared
 from broker.pool.process import Process, SpawnError, Spec
 from broker.pool.threads import AGAIN
+from broker.settings import Limits
+from broker.settings import OneShot as Settings
 from broker.ticket import is_error
 
 CHUNK = 65536

@@ -18,13 +18,13 @@ import msgspec
 
 from broker import where
 from broker._native import lib
-from broker.config import Card, Config, Limits, Toolhost
 from broker.errors import ConfigError
 from broker.manifest import beside, cards, described
 from broker.model import ToolInfo
 from broker.observe.log import Log
 from broker.pool import process
 from broker.pool.process import Rlimits, SpawnError, Spec
+from broker.settings import Card, Config, Limits, Toolhost
 
 LIST_SECONDS = 10.0
 LOOK_SECONDS = 0.1

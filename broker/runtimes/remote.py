@@ -22,12 +22,12 @@ from broker.cluster import names
 from broker.cluster.elsewhere import Elsewhere
 from broker.cluster.kv import Away
 from broker.cluster.objects import NoObject, Objects
-from broker.config import Config
 from broker.errors import Refusal
 from broker.model import Work
 from broker.pool import verdicts
 from broker.pool.core import Core
 from broker.runtimes.waiting import Waiting
+from broker.settings import Config
 from broker.ticket import Ticket, is_error
 from broker.wire import is_json
 

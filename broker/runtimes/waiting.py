@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from broker.config import Limits
 from broker.errors import Refusal
 from broker.model import HUNG_UP, Caller, Judge, Work
 from broker.policy.admission import Queue
 from broker.pool import verdicts
 from broker.pool.core import Core
+from broker.settings import Limits
 
 
 class Waiting:

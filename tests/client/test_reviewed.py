@@ -245,7 +245,7 @@ def test_closing_in_the_middle_of_everything_leaves_nothing(where):
 
 
 def test_a_tool_that_was_a_command_becomes_a_plugins(make, tmp_path):
-    from broker.config import OneShot
+    from broker.settings import OneShot
 
     plugin = listing(tmp_path / "tools.json", A=[])
     host = scripted(tmp_path, "say(output_json=json.dumps('plugin'))")

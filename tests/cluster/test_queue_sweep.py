@@ -15,8 +15,8 @@ from broker.cluster.queue.records import Letter
 from broker.cluster.queue.results import Results
 from broker.cluster.queue.store import Store
 from broker.cluster.queue.sweep import Sweep
-from broker.config import Queue
 from broker.observe.log import Log
+from broker.settings import Queue
 
 
 def letter(call_id: str, sequence: int = 0) -> Letter:

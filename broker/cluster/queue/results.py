@@ -11,8 +11,8 @@ from broker.cluster.kv import Bucket
 from broker.cluster.objects import NoObject, Objects
 from broker.cluster.queue.names import Names
 from broker.cluster.queue.records import Letter, Outcome, outcome_of, written
-from broker.config import Queue as Settings
 from broker.errors import INTERNAL, Refusal
+from broker.settings import Queue as Settings
 
 ROOM = 4096  # of NATS' payload limit, for what stands around a reply
 LOOK_SECONDS = 5.0  # at a result that is waited for, beside hearing of it

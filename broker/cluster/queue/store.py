@@ -12,7 +12,7 @@ from broker.cluster.kv import ASK_SECONDS, EXPECTED, LONGEST_PAUSE, NO_STREAM, P
 from broker.cluster.kv import why as said_by
 from broker.cluster.queue import names
 from broker.cluster.queue.names import Names
-from broker.config import Queue as Settings
+from broker.settings import Queue as Settings
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext

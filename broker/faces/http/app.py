@@ -8,15 +8,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
-from broker.config import address
+from broker.addresses import address
 from broker.errors import Refusal
 from broker.faces.caller import Asker, FaceCall
 from broker.faces.http.request import HungUp, Request, Response, refused, trouble
 
 if TYPE_CHECKING:
-    from broker.config import Http
     from broker.policy.rights import Book
     from broker.server import Broker
+    from broker.settings import Http
 
 Start = Callable[[Request, bytes, Callable[[Response], object]], FaceCall | Awaitable[object] | None]
 Handler = Callable[[Request], Awaitable[Response]]

@@ -16,9 +16,9 @@ from broker.faces.http.request import Request, Response
 from broker.faces.http.stream import is_wanted
 
 if TYPE_CHECKING:
-    from broker.config import Http, Limits
     from broker.faces.caller import Caller, FaceCall
     from broker.faces.http.app import App
+    from broker.settings import Http, Limits
 
 HEAD_BYTES = 64 * 1024
 FAIR_BYTES = 256 * 1024  # of a body that nobody is turned away for

@@ -8,8 +8,8 @@ import msgspec
 
 from broker import errors
 from broker._native import ffi, lib
-from broker.config import Limits
 from broker.errors import Refusal
+from broker.settings import Limits
 
 MEMBERS = {
     lib.TB_ID: "id",

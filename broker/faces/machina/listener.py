@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker import errors
-from broker.config import Limits
 from broker.dispatch import Dispatcher
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.connection import Connection
@@ -25,6 +24,7 @@ from broker.observe.log import Log
 from broker.policy.rights import Book
 from broker.pool.core import Core
 from broker.registry import Registry
+from broker.settings import Limits
 from broker.tokens import Door
 
 BACKLOG = 1024

@@ -8,9 +8,9 @@ import msgspec
 
 from broker import errors
 from broker._native import ffi, lib
-from broker.config import Limits
 from broker.errors import Refusal
 from broker.faces.machina.lines import AID, TIMEOUT_MS, Asked, Members, problem_of, wrong_type
+from broker.settings import Limits
 from broker.wire import is_json
 
 LONGEST_TIMEOUT = 12  # digits; more are a long time, too

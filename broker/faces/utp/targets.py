@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from broker.config import UtpTarget
 from broker.faces.utp.hand import Hand
 from broker.faces.utp.intake import Intake
+from broker.settings import UtpTarget
 
 USUAL_DELIVERIES = 3
 

@@ -14,8 +14,6 @@ from msgspec import Raw
 
 from broker import errors
 from broker.assets import Assets, Found, examine
-from broker.config import EventTool as Settings
-from broker.config import Limits
 from broker.errors import Refusal
 from broker.model import ToolInfo, Work
 from broker.observe.log import Log
@@ -25,6 +23,8 @@ from broker.runtimes.builtin import UNCHANGED
 from broker.runtimes.events.invocation import Ended, Hear, Told, invoke
 from broker.runtimes.events.protocol import Asset, Event, StatePatch, Stream
 from broker.runtimes.events.report import Report
+from broker.settings import EventTool as Settings
+from broker.settings import Limits
 from broker.wire import is_json
 
 _encode = msgspec.json.Encoder().encode

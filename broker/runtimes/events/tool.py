@@ -9,7 +9,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import NamedTuple
 
-from broker.config import Limits
 from broker.errors import Refusal
 from broker.model import Caller, Work
 from broker.observe.log import Log
@@ -21,6 +20,7 @@ from broker.runtimes.events.protocol import Event
 from broker.runtimes.events.report import Report
 from broker.runtimes.oneshot import count
 from broker.runtimes.waiting import Waiting
+from broker.settings import Limits
 
 
 class Pause(NamedTuple):

@@ -7,7 +7,6 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.config import Limits, Python
 from broker.errors import Refusal
 from broker.model import ToolInfo, Work
 from broker.observe.log import Log
@@ -17,6 +16,7 @@ from broker.runtimes.oneshot import count
 from broker.runtimes.python.entry import is_within
 from broker.runtimes.python.program import Asked, Program
 from broker.runtimes.waiting import Waiting
+from broker.settings import Limits, Python
 
 MOST_ASKED = 256  # tools of one app that are known by their entry only
 LONGEST_ENTRY = 512

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from broker.config import Python
 from broker.errors import Refusal
 from broker.model import Caller, Judge, Tool, ToolInfo, Work
 from broker.pool import verdicts
@@ -21,6 +20,7 @@ from broker.runtimes.oneshot import count
 from broker.runtimes.python.conversation import DEAD, Heard
 from broker.runtimes.python.program import Program
 from broker.runtimes.python.server import Child
+from broker.settings import Python
 
 END_SECONDS = 5.0  # for killed processes to be gone
 

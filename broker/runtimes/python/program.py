@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from broker import errors
-from broker.config import Limits, Python, PythonTool
 from broker.errors import ConfigError, Refusal
 from broker.model import ToolInfo, Work
 from broker.observe.log import Log
@@ -25,6 +24,7 @@ from broker.runtimes.python import conversation
 from broker.runtimes.python.conversation import Heard
 from broker.runtimes.python.nursery import Nursery, Unavailable
 from broker.runtimes.python.server import Child
+from broker.settings import Limits, Python, PythonTool
 
 TRIES = 3  # children that were dead before they had the request
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from broker.config import Utp
 from broker.errors import ConfigError
 from broker.observe.audit import default_state
+from broker.settings import Utp
 from broker.utp.stores.base import Stores
 from broker.utp.stores.sqlite import SQLite
 
