@@ -125,7 +125,7 @@ class Control:
         return {"session": name, "cleared": self._broker.dispatcher.sessions.forget_story(session_key(asker, name))}
 
     def _assets(self, asker: Asker, line: bytes) -> Answer:  # noqa: ARG002
-        return {"assets": [one.told() for one in self._broker.assets.of(asker.principal, asker.operator)]}
+        return {"assets": [one.told() for one in self._broker.equipment.assets.of(asker.principal, asker.operator)]}
 
     # --- who it is --------------------------------------------------------------------------------------------------
 
@@ -235,10 +235,10 @@ class Control:
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     async def _pause(self, asker: Asker, line: bytes) -> Answer:
-        return self._hold("paused", self._broker.pause, asker, line)
+        return self._hold("paused", self._broker.equipment.pause, asker, line)
 
     async def _resume(self, asker: Asker, line: bytes) -> Answer:
-        return self._hold("resumed", self._broker.resume, asker, line)
+        return self._hold("resumed", self._broker.equipment.resume, asker, line)
 
     def _hold(self, done: str, change: Callable[[str], str], asker: Asker, line: bytes) -> Answer:
         name = msgspec.json.decode(line, type=_Named).name
@@ -246,7 +246,7 @@ class Control:
         if wrong:
             return Refusal(errors.NOT_FOUND, wrong)
         self._broker.log.info(done, name=name, who=asker.principal)
-        return {"paused": sorted(self._broker.pauses.names)}
+        return {"paused": sorted(self._broker.equipment.pauses.names)}
 
     # --- CommonGround's definitions of tools -----------------------------------------------------------------------
 

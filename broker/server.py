@@ -10,46 +10,33 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker import addresses, errors
 from broker._native import lib
-from broker.assets import Assets
 from broker.bus import Bus
 from broker.cluster.cluster import Cluster
 from broker.control import Control
 from broker.dispatch import Dispatcher
+from broker.equipment import Equipment
 from broker.errors import ConfigError, Refusal
 from broker.faces.machina.listener import MachinaFace
 from broker.jobs import Jobs
 from broker.manifest import advice, cards, described, options
-from broker.model import Caller, Tool, ToolInfo
 from broker.observe.audit import Audit, default_path, default_state
 from broker.observe.log import Log
-from broker.policy.pauses import EVERYTHING, Pauses
 from broker.policy.rights import Book
 from broker.pool import process
 from broker.pool.core import Core
 from broker.pool.janitor import Janitor
-from broker.pool.pool import Pool
-from broker.pool.process import Spawner, Spec
-from broker.pool.rules import STARTUP_SECONDS
 from broker.registry import Registry
 from broker.runtimes.builtin import Builtin
-from broker.runtimes.commands import Commands
-from broker.runtimes.events.program import Program as EventProgram
-from broker.runtimes.events.program import describe as describe_events
-from broker.runtimes.events.tool import EventTool
 from broker.runtimes.jina import Jina
-from broker.runtimes.oneshot import describe
-from broker.runtimes.program import private_directory, programs, remove_directory
-from broker.runtimes.python.app import App
-from broker.runtimes.remote import Remote
-from broker.runtimes.serve import ServeRuntime
+from broker.runtimes.program import private_directory, remove_directory
 from broker.secrets import Lent, Secrets
-from broker.settings import Card, Config, Utp
+from broker.settings import Config, Utp
 from broker.statefile import StateFile
 from broker.tokens import Door, Tokens
 from broker.tokens import default_path as tokens_path
@@ -78,16 +65,11 @@ class Broker:
         self.door = Door(Tokens(tokens_path()), log)
         self.dispatcher = Dispatcher(self.registry, settings, self.audit, self._soon, self.secrets)
         self.core.policy = self.dispatcher
-        self.core.make_room = self._make_room
+        self._private = private_directory(_runtime_directory(socket))
+        self.equipment = Equipment(settings, self.core, self.registry, self.dispatcher, self._private, log)
+        self.core.make_room = self.equipment.make_room
         self.core.waiting_bytes = lambda: sum(room.size for room in self.dispatcher.rooms)
-        self.runtimes: list[ServeRuntime] = []
-        self._retired: list[ServeRuntime] = []  # removed by a reload, with calls still running
-        self.commands: list[Commands | EventTool] = []
-        self._old_commands: list[Commands | EventTool] = []
-        self.assets = Assets()
         self._state: StateFile | None = None
-        self.apps: list[App] = []
-        self._old_apps: list[App] = []
         self.control = Control(self)
         self.face: MachinaFace = MachinaFace(
             self.core,
@@ -97,30 +79,28 @@ class Broker:
             Book(settings.principal),
             log,
             self.control,
-            self.forget,
-            self._pump,
-            self.refreshed,
+            self.equipment.forget,
+            self.equipment.pump,
+            self.equipment.refreshed,
             self.door,
         )
         self.http: HttpFace | None = None
         self.bus = Bus(settings.nats.url, "toolhost-broker", log) if settings.nats.url else None
         self._joining: asyncio.Task[None] | None = None  # until NATS is there for the first time
         self.cluster = Cluster(self, self.bus) if self.bus is not None else None
-        if self.cluster is None:  # else no key is looked up without asking the others
+        if self.cluster is not None:
+            self.equipment.remote = self.cluster.remote
+        else:  # in a cluster, no key is looked up without asking the others
             lib.tb_board_cache(self.core.board, self.dispatcher.cache.table)
         self.utp: UtpFace | None = None
-        self.jina: Jina | None = None
         self.management: Management | None = None  # of CommonGround's definitions of tools
         self._builtin: Builtin | None = None
         self._pumping = False
         self.jobs: Jobs | None = None
         self.started = time.monotonic()
-        self.pauses = Pauses()
         self.rate = 0.0  # calls a second, recently
         self._rated = (self.started, 0)
         self.reload_config: Callable[[], Config] | None = None
-        self._private = private_directory(_runtime_directory(socket))
-        self._spawner = Spawner()
         self._janitor: Janitor | None = None
         self.serving = False
         self._reloading = asyncio.Lock()
@@ -130,11 +110,10 @@ class Broker:
     async def start(self) -> list[str]:
         """Tools first, then listeners. Where it listens."""
         process.adopt_orphans()
-        for runtime, spec, tools in await self._learn(self.settings):
-            self._add(runtime, spec, tools)
-        self._use_commands(self.settings)
-        self._use_apps(self.settings)
-        self._use_jina()
+        await self.equipment.start()
+        if self.settings.jina.tools:
+            settings = self.settings
+            self.equipment.use_jina(Jina(settings.jina, settings.limits, self.core, self.secrets, self.lent, self.log))
         if self.settings.http.listen:
             self._open_http()
         if self.settings.utp.targets:
@@ -148,8 +127,8 @@ class Broker:
             state = StateFile(self.settings.server.state_file, self.dispatcher.sessions, self.log)
             state.read()
             self._state = state  # what could not be read is not written over
-        self._janitor = Janitor(self.core, [self._expire], self.pools)
-        await self._warm()
+        self._janitor = Janitor(self.core, [self._expire], self.equipment.pools)
+        await self.equipment.warm()
         self.face.listen_unix(addresses.operator_socket(self.socket), operator=True)
         self.face.listen_unix(self.socket, operator=False, group=self.settings.server.socket_group)
         places = [f"unix:{self.socket}"]
@@ -213,139 +192,8 @@ class Broker:
             if self.registry.get(card.name) is None:
                 self.log.warning("[[tool]] is about a tool that is not there", aid=card.name)
 
-    async def _learn(self, settings: Config) -> list[tuple[ServeRuntime, Spec, list[ToolInfo]]]:
-        """Asks every toolhost for its tools, all at once."""
-        runtimes = [
-            ServeRuntime(program, self.core, self._spawner, self.log) for program in programs(settings, self._private)
-        ]
-        learned = await asyncio.gather(*(asyncio.to_thread(runtime.program.learn, self.log) for runtime in runtimes))
-        return [(runtime, spec, tools) for runtime, (spec, tools) in zip(runtimes, learned, strict=True)]
-
-    def _add(self, runtime: ServeRuntime, spec: Spec, tools: list[ToolInfo]) -> None:
-        for info in tools:
-            self.registry.add(info, runtime)
-        runtime.on_tools = lambda tools: self._tools_changed(runtime, tools)
-        self.runtimes.append(runtime)
-        self.settle_pauses()
-        runtime.start(spec, self.registry.of(runtime))
-
-    def _use_commands(self, settings: Config) -> None:
-        """[[oneshot]] and [[events]]: they have no processes to keep, so all of them are made anew."""
-        for command in self.commands:
-            for tool in self.registry.of(command):
-                self.registry.remove(tool)
-        old, self.commands = self.commands, []
-        for one in settings.oneshot:
-            self._add_command(Commands(one, settings.limits, self.core, self.log), describe(one), settings)
-        for events in settings.events:
-            program = EventProgram(events, settings.limits, self.assets, self.log)
-            self._add_command(
-                EventTool(program, settings.limits, self.core, self.log), describe_events(events), settings
-            )
-        self.settle_pauses()  # before those that waited for the old ones go to the new ones
-        for command in old:
-            command.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
-        self._old_commands = [command for command in (*self._old_commands, *old) if command.alive()]
-
-    def _add_command(self, command: Commands | EventTool, info: ToolInfo, settings: Config) -> None:
-        self.registry.add(described([info], cards(settings))[0], command)
-        self.commands.append(command)
-
-    def _use_apps(self, settings: Config) -> None:
-        """[[python]]: what has not changed stays warm."""
-        cards = {card.name: card for card in settings.tool}
-        before = {app.root: app for app in self.apps}
-        self.apps = []
-        for one in settings.python:
-            app = before.get(os.path.realpath(one.app_root))
-            if app is None or app.settings != one:
-                app = App(one, settings.limits, self.core, self._spawner, self.log)
-                app.prepare()
-            self.apps.append(app)
-        old = [app for app in before.values() if app not in self.apps]
-        for app in old:
-            for tool in self.registry.of(app):
-                self.registry.remove(tool)
-        for app in self.apps:
-            self._tools_of(app, cards)
-        self.settle_pauses()
-        for app in old:
-            app.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
-        self._old_apps = [app for app in (*self._old_apps, *old) if app.alive()]
-
-    def _use_jina(self) -> None:
-        settings = self.settings.jina
-        if settings.tools:
-            self.jina = Jina(settings, self.settings.limits, self.core, self.secrets, self.lent, self.log)
-            for info in described(self.jina.tools, cards(self.settings)):
-                self.registry.add(info, self.jina)
-
-    def _tools_of(self, app: App, cards: dict[str, Card]) -> None:
-        self.registry.replace(app, described(app.tools(), cards))
-        for tool in self.registry.of(app):
-            tool.timeout = tool.stats.timeout = app.timeout_of(tool.name)
-
-    def entry(self, app_root: str, entry: str) -> Tool | tuple[str, str] | None:
-        """The tool that a namel3ss app means by it, or the class and the words of an error; none: not our app."""
-        root = os.path.realpath(app_root)
-        app = next((app for app in self.apps if app.root == root), None)
-        if app is None:
-            return None
-        tool = self.registry.get(app.name_of(entry))
-        if tool is not None:
-            return tool
-        kind, words = app.problem(entry)
-        if kind:
-            return kind, words
-        if app.full() and not self._make_room_for_an_entry(app):
-            return "PermissionError", f"{app.root} has too many tools that were asked for by their entry; name this one"
-        cards = {card.name: card for card in self.settings.tool}
-        self.registry.add(described([app.ask_for(entry)], cards)[0], app)
-        self.settle_pauses()
-        return self.registry.get(app.name_of(entry))
-
-    def _make_room_for_an_entry(self, app: App) -> bool:
-        """Names that have never been good for anything go first."""
-        for tool in self.registry.of(app):
-            self.dispatcher.catch_up(tool)
-            if app.asked_for(tool.name) and tool.calls == tool.failed:
-                app.give_up(tool.name)
-                self.registry.remove(tool)
-                return True
-        return False
-
-    async def _warm(self) -> None:
-        """Waits until each pool has one toolhost that answers, or has said why not."""
-        deadline = time.monotonic() + STARTUP_SECONDS
-        waiting = [pool for pool in self.pools() if pool.settings.min]
-        while waiting and time.monotonic() < deadline:
-            await asyncio.sleep(0.002)
-            waiting = [pool for pool in waiting if not pool.ready and not pool.starts.broken]
-
-    def pools(self) -> Iterator[Pool]:
-        for runtime in (*self.runtimes, *self._retired):
-            yield from runtime.pools.values()
-
-    def everything(self) -> Iterator[Pool | Commands | EventTool | App | Remote | Jina]:
-        yield from self.pools()
-        if self.jina is not None:
-            yield self.jina
-        if self.cluster is not None and self.cluster.remote is not None:
-            yield self.cluster.remote
-        yield from (*self.commands, *self._old_commands)
-        yield from (*self.apps, *self._old_apps)
-
     def _expire(self, now: float) -> None:
-        for runtime in (*self.runtimes, *self._retired):
-            runtime.expire(now)
-        self._retired = [runtime for runtime in self._retired if runtime.alive()]
-        for command in (*self.commands, *self._old_commands):
-            command.expire(now)
-        for app in (*self.apps, *self._old_apps):
-            app.expire(now)
-        if self.jina is not None:
-            self.jina.expire(now)
-        self._old_apps = [app for app in self._old_apps if app.alive()]
+        self.equipment.expire(now)
         self.dispatcher.expire(now)
         self.face.expire(now)
         if self.http is not None:
@@ -359,20 +207,10 @@ class Broker:
         since, before = self._rated
         if now - since >= RATE_SECONDS:
             self.dispatcher.catch_up_all()
-            self._forget_tools()
+            self.equipment.forget_tools()
             calls = self.registry.calls()
             self.rate = (calls - before) / (now - since)
             self._rated = (now, calls)
-
-    def _forget_tools(self) -> None:
-        """Those that a reload, or a new plugin, has taken out, when the last call of theirs has ended."""
-        if len(self.core.tools) > len(self.registry):
-            self.core.forget({tool.index for tool in self.registry}.union(*(pool.uses() for pool in self.pools())))
-
-    def _make_room(self) -> None:
-        """A pool has no process and none may be started: an idle one of another pool's leaves, one at a time."""
-        if not any(host.asked_to_leave for pool in self.pools() for host in pool.leaving):
-            any(pool.spare() for pool in self.pools())
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         def run() -> None:
@@ -380,21 +218,6 @@ class Broker:
             self.core.flush()
 
         self.core.loop.call_soon(run)
-
-    def forget(self, caller: Caller) -> None:
-        """It has hung up: what it has waiting is dropped."""
-        for pool in self.everything():
-            pool.forget(caller)
-
-    def refreshed(self) -> Awaitable[object] | None:
-        """Plugins that are being read anew, if any; their files are looked at now."""
-        tasks = [task for runtime in self.runtimes if (task := runtime.refreshing()) is not None]
-        return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
-
-    def _pump(self) -> None:
-        for pool in self.everything():
-            pool.pump()
-        self.core.flush()
 
     def pump_soon(self) -> None:
         """Some of what waits may go on, from within anything."""
@@ -406,86 +229,15 @@ class Broker:
         self._pumping = False
         if self._builtin is not None:
             self._builtin.pump()
-        self._pump()
+        self.equipment.pump()
 
     # --- change -----------------------------------------------------------------------------------------------------
 
-    def pause(self, name: str) -> str:
-        """From now on calls of this tool or pool (`*`: of all) wait, those that run finish. Or which ones there are."""
-        pools = self._pool_of_tools()
-        if name != EVERYTHING and name not in {*pools.values(), *(tool.name for tool in pools)}:
-            known = ", ".join(sorted({pool for tool, pool in pools.items() if pool != tool.name}))
-            return f"there is no pool or tool called {name!r}; pools: {known}; `broker tools` shows the tools"
-        self.pauses.names.add(name)
-        self.settle_pauses()
-        return ""
-
-    def resume(self, name: str) -> str:
-        """They go on. Or why not."""
-        wrong = self.pauses.resume(name)
-        if not wrong:
-            self.settle_pauses()
-            for pool in self.everything():
-                pool.pump()
-            self.core.flush()
-        return wrong
-
-    def _pool_of_tools(self) -> dict[Tool, str]:
-        """Of all that can be made to wait. What the broker runs itself is done at once; a command is its own pool."""
-        serving = {tool: one.program.name for one in self.runtimes for tool in self.registry.of(one)}
-        serving |= {tool: app.root for app in self.apps for tool in self.registry.of(app)}
-        if self.cluster is not None and self.cluster.remote is not None:
-            serving |= dict.fromkeys(self.registry.of(self.cluster.remote), "remote")
-        if self.jina is not None:
-            serving |= {tool: tool.name for tool in self.registry.of(self.jina)}
-        return serving | {tool: tool.name for one in self.commands for tool in self.registry.of(one)}
-
-    def settle_pauses(self) -> None:
-        """Each tool is told whether its calls wait: names may mean others than before."""
-        for tool, pool in self._pool_of_tools().items():
-            tool.pause(self.pauses.hold(tool.name, pool))
-
-    def _tools_changed(self, runtime: ServeRuntime, infos: list[ToolInfo]) -> list[Tool]:
-        gone = self.registry.replace(runtime, infos)
-        tools = self.registry.of(runtime)
-        self.settle_pauses()
-        self.dispatcher.changed(tools, gone)
-        return tools
-
     async def reload(self) -> str:
-        """Reads the configuration again. What has not changed keeps its processes; a mistake changes nothing."""
+        """Reads the configuration again: tools and rights. A mistake changes nothing."""
         async with self._reloading:
             settings = self.reload_config() if self.reload_config else self.settings
-            learned = await self._learn(settings)
-            _no_doubles(learned, settings)
-            before = {runtime.program.identity: runtime for runtime in self.runtimes}
-            kept: list[ServeRuntime] = []
-            added = []
-            for runtime, spec, tools in learned:
-                same = before.pop(runtime.program.identity, None)
-                if same is None:
-                    added.append((runtime, spec, tools))
-                else:
-                    kept.append(same)
-                    if [tool.info for tool in self.registry.of(same)] != tools or same.problem:
-                        same.start(spec, self._tools_changed(same, tools))
-            for runtime in before.values():
-                for tool in self.registry.of(runtime):
-                    self.registry.remove(tool)
-            self.runtimes = list(kept)
-            for runtime, spec, tools in added:
-                self._add(runtime, spec, tools)
-            for runtime in before.values():
-                self._retired.append(runtime)
-                runtime.drain(Refusal(errors.NOT_FOUND, "the tool has just been taken out of the configuration"))
-            self.registry.use_options(options(settings))
-            self._use_commands(settings)
-            self._use_apps(settings)
-            self.settings.toolhost = settings.toolhost
-            self.settings.oneshot = settings.oneshot
-            self.settings.events = settings.events
-            self.settings.python = settings.python
-            self.settings.tool = settings.tool
+            text = await self.equipment.reload(settings)
             self._mind_names()
             rights = Book(settings.principal)
             self.face.use_rights(rights)
@@ -495,7 +247,6 @@ class Broker:
                 self.cluster.face.use_rights()
             self.dispatcher.revise()
             self.core.flush()
-            text = f"{len(kept)} kept, {len(added)} added, {len(before)} removed, {len(self.registry)} tools"
             self.log.info("reloaded", result=text)
             return text
 
@@ -523,22 +274,18 @@ class Broker:
             await self.utp.stop_accepting()
         self.dispatcher.draining = True
         self.core.board.draining = True
-        for runtime in self.runtimes:
-            runtime.program.give_up()
         refusal = self.dispatcher.refusal()
         assert refusal is not None
-        for pool in self.everything():
-            pool.drain(refusal)
+        self.equipment.drain(refusal)
         self.dispatcher.refuse_waiting()
         for connection in list(self.face.connections):
             connection.drain()
         self.core.flush()
         deadline = time.monotonic() + self.settings.server.drain_seconds
-        while time.monotonic() < deadline and any(pool.busy() for pool in self.everything()):
+        while time.monotonic() < deadline and self.equipment.busy():
             await asyncio.sleep(0.01)
         killed = Refusal(errors.DRAINING, "the broker stopped while this call was running; it may have run", ran=True)
-        for pool in self.everything():
-            pool.close(killed)
+        self.equipment.close(killed)
         self.core.flush()
         await self._last_replies()
         if self.http is not None:
@@ -556,10 +303,10 @@ class Broker:
         if self._janitor:
             self._janitor.stop()
         deadline = time.monotonic() + REAP_SECONDS
-        while time.monotonic() < deadline and any(pool.alive() for pool in self.everything()):
+        while time.monotonic() < deadline and self.equipment.alive():
             await asyncio.sleep(0.002)
         self.core.close()
-        self._spawner.stop()
+        self.equipment.spawner.stop()
         process.end_orphans()
         if self.jobs is not None:
             self.jobs.close()
@@ -577,18 +324,6 @@ class Broker:
 
 def _no_utp(error: ImportError) -> ConfigError:
     return ConfigError(f"UTP needs {error.name}: pip install 'toolhost-broker[utp]'")
-
-
-def _no_doubles(learned: list[tuple[ServeRuntime, Spec, list[ToolInfo]]], settings: Config) -> None:
-    seen: dict[str, str] = {one.name: " ".join(one.command) for one in settings.oneshot}
-    seen |= {one.name: " ".join(one.command) for one in settings.events}
-    seen |= {tool.name: app.app_root for app in settings.python for tool in app.tools}
-    for runtime, _, tools in learned:
-        for tool in tools:
-            if tool.aid in seen:
-                sources = f"one from {seen[tool.aid]}, one from {runtime.source}"
-                raise ConfigError(f"two tools are called {tool.aid}: {sources}")
-            seen[tool.aid] = runtime.source
 
 
 def _runtime_directory(socket: str) -> Path:
@@ -629,8 +364,8 @@ async def serve(
     def stop() -> None:
         if stopped.is_set():
             settings.server.drain_seconds = 0.0
-            for pool in broker.everything():
-                pool.close(Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run", ran=True))
+            killed = Refusal(errors.DRAINING, "the broker was stopped at once; this call may have run", ran=True)
+            broker.equipment.close(killed)
         stopped.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -92,7 +92,7 @@ def _serve(arguments: argparse.Namespace, loaded: Loaded) -> int:
     socket = settings.server.socket or addresses.default_socket(os.environ)
 
     def ready(broker: Broker, places: list[str]) -> None:
-        processes = sum(len(pool.ready) for pool in broker.pools())
+        processes = sum(len(pool.ready) for pool in broker.equipment.pools())
         print(f"broker ready {' '.join(places)} tools={len(broker.registry)} toolhosts={processes}", flush=True)
         if sys.stdout.isatty() or "toolhost.demo" in loaded.origins:
             page = next((place for place in places if place.startswith("http://")), "")

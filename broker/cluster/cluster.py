@@ -71,9 +71,9 @@ class Cluster:
 
     def _beat(self) -> bytes:
         broker = self._broker
-        calls = sum(host.line.inflight for pool in broker.pools() for host in pool.ready)
-        calls += sum(pool.queue.lines for pool in broker.everything())
-        calls += sum(one.running for one in broker.commands)
+        calls = sum(host.line.inflight for pool in broker.equipment.pools() for host in pool.ready)
+        calls += sum(pool.queue.lines for pool in broker.equipment.everything())
+        calls += sum(one.running for one in broker.equipment.commands)
         load = calls / (os.cpu_count() or 1)
         troubled = (tool.name for tool in broker.registry if tool.paused or tool.breaker.state is not State.CLOSED)
         leaving = self._leaving or broker.dispatcher.draining
@@ -88,7 +88,7 @@ class Cluster:
         now = {tool.name: tool.info for tool in registry.of(remote)}
         if now != {one.info.aid: one.info for one in free}:
             gone = registry.replace(remote, [one.info for one in free])
-            self._broker.settle_pauses()
+            self._broker.equipment.settle_pauses()
             self._broker.dispatcher.changed(registry.of(remote), gone)
         for tool in registry.of(remote):
             tool.timeout = tool.stats.timeout = timeouts[tool.name]

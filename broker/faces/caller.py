@@ -271,5 +271,5 @@ class Caller:
     def hang_up(self, call: FaceCall) -> None:
         call.leave()
         self._broker.dispatcher.hung_up(call)
-        self._broker.forget(call)
+        self._broker.equipment.forget(call)
         self._core.flush()

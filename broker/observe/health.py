@@ -16,8 +16,8 @@ def ready(broker: Broker) -> list[str]:
         return ["the broker is stopping"]
     if not broker.serving:
         return ["the broker is starting"]
-    broken = {pool.name: pool.starts.broken for runtime in broker.runtimes for pool in runtime.pools.values()}
-    broken |= {app.root: app.program.nursery.starts.broken for app in broker.apps}
+    broken = {pool.name: pool.starts.broken for runtime in broker.equipment.runtimes for pool in runtime.pools.values()}
+    broken |= {app.root: app.program.nursery.starts.broken for app in broker.equipment.apps}
     if broken and all(broken.values()):
         return [f"{name}: its toolhosts do not start: {unquoted(why)}" for name, why in broken.items()]
     return []

@@ -145,7 +145,7 @@ class _Live:
         yield _counter(
             "broker_refused_calls", "Calls that the broker answered itself.", "code", dispatcher.refused.items()
         )
-        paused = ((name, 1) for name in sorted(broker.pauses.names))
+        paused = ((name, 1) for name in sorted(broker.equipment.pauses.names))
         yield _gauge("broker_paused", "1: calls of it wait until they are resumed.", "name", paused)
 
     def _queue(self) -> Iterator[Metric]:
@@ -166,7 +166,7 @@ class _Live:
         if broker.http is not None:
             connections["http"] = broker.http.connections()
         yield _gauge("broker_connections", "Callers that are connected.", "face", connections.items())
-        waiting = sum(pool.queue.lines for pool in broker.everything()) + room.calls
+        waiting = sum(pool.queue.lines for pool in broker.equipment.everything()) + room.calls
         yield _one("broker_waiting_calls", "Calls that wait for a toolhost, or for their session.", waiting)
         yield _one("broker_queued_bytes", "Bytes of calls that wait.", broker.core.queued_bytes + room.size)
 

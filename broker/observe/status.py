@@ -61,14 +61,14 @@ def _report(broker: Broker) -> dict[str, Any]:
         "leases_alive": leases(broker.dispatcher.leases.alive(now), now),
         "processes": broker.core.processes,
         "calls_per_second": round(broker.rate),
-        "waiting": sum(pool.queue.lines for pool in broker.everything())
+        "waiting": sum(pool.queue.lines for pool in broker.equipment.everything())
         + sum(room.calls for room in broker.dispatcher.rooms),
         "waiting_for_sessions": broker.dispatcher.waiting.calls,
         "queued_bytes": broker.core.queued_bytes + sum(room.size for room in broker.dispatcher.rooms),
         "draining": broker.dispatcher.draining,
         **({"cluster": broker.cluster.status()} if broker.cluster is not None else {}),
         **({"utp": broker.utp.status()} if broker.utp is not None else {}),
-        "paused": sorted(broker.pauses.names),
+        "paused": sorted(broker.equipment.pauses.names),
         "refused": dict(broker.dispatcher.refused),
         "recent": broker.dispatcher.recent.report(),
         "bounds_seconds": BOUNDS,
@@ -96,10 +96,10 @@ def pools(broker: Broker, now: float) -> list[dict[str, Any]]:
     """Those of toolhosts, and the apps whose functions are tools."""
     found = [
         _pool(pool, runtime.source, runtime.problem, now)
-        for runtime in broker.runtimes
+        for runtime in broker.equipment.runtimes
         for pool in runtime.pools.values()
     ]
-    return found + [_app(app, now) for app in broker.apps]
+    return found + [_app(app, now) for app in broker.equipment.apps]
 
 
 def leases(leases: Iterable[Lease], now: float) -> list[dict[str, Any]]:

@@ -166,7 +166,7 @@ class AutoSage:
         registry = self._broker.registry
         tool = registry.get(asked.tool) or registry.get(asked.tool.strip())
         if tool is None:
-            refreshed = self._broker.refreshed()  # perhaps a plugin that has just been replaced has it
+            refreshed = self._broker.equipment.refreshed()  # perhaps a plugin that has just been replaced has it
             if refreshed is not None:
                 return refreshed
             done(_unknown(name, asked.tool.strip()))
@@ -337,7 +337,7 @@ class AutoSage:
         if not wanted:
             return trouble(400, "invalid_request", "Missing required field: tool_name.", field="tool_name")
         tool = self._broker.registry.get(wanted)
-        if tool is None and (refreshed := self._broker.refreshed()) is not None:
+        if tool is None and (refreshed := self._broker.equipment.refreshed()) is not None:
             await refreshed
             tool = self._broker.registry.get(wanted)
         if tool is None:

@@ -142,7 +142,7 @@ class Namel3ss:
             return None
         if not os.path.isabs(root) or "\0" in root + asked.entry:
             return None
-        return self._broker.entry(root, asked.entry)
+        return self._broker.equipment.entry(root, asked.entry)
 
     async def _answer(self, request: Request, tool: Tool, asked: Asking) -> bytes | Refusal:
         """Within the client's own time: a tool that takes longer is answered for."""

@@ -54,12 +54,14 @@ class SessionRoutes:
 
     async def assets(self, request: Request) -> Response:
         asker = request.asker
-        return answered({"assets": [one.told() for one in self._broker.assets.of(asker.principal, asker.operator)]})
+        return answered(
+            {"assets": [one.told() for one in self._broker.equipment.assets.of(asker.principal, asker.operator)]}
+        )
 
     async def asset(self, request: Request) -> Response:
         """The file as it is now."""
         name, asker = request.path.removeprefix(ROUTE), request.asker
-        asset = self._broker.assets.get(name)
+        asset = self._broker.equipment.assets.get(name)
         if asset is None or not (asker.operator or asset.who == asker.principal):
             return trouble(404, "not_found", f"Asset not found: {name}.")
         found = await asyncio.to_thread(open_asset, asset)
