@@ -25,7 +25,6 @@ if sys.path[:1] == [HERE]:  # not where PYTHONSAFEPATH is set
 import _socket  # noqa: E402
 import atexit  # noqa: E402
 import gc  # noqa: E402
-import importlib.util  # noqa: E402
 import itertools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
@@ -44,11 +43,10 @@ try:
 except (ImportError, OSError, AttributeError):  # an interpreter without it: a killed broker's children end later
     _prctl = None
 
-_spec = importlib.util.spec_from_file_location("_toolhost_broker_entry", os.path.join(HERE, "entry.py"))
-assert _spec is not None
-assert _spec.loader is not None
-entry: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(entry)
+sys.path.insert(0, HERE)
+import entry  # type: ignore[import-not-found]  # noqa: E402
+
+del sys.path[0], sys.modules["entry"]  # the app may have a module of that name
 
 PACKET = 1 << 20
 NUMBER = 4  # bytes
@@ -157,7 +155,7 @@ def load(modules: list[str]) -> tuple[list[str], bool]:
             continue
         before = len(sys.modules)
         try:
-            importlib.import_module(name)
+            __import__(name)
         except BaseException:  # whatever it is, the call will see it, too
             unfit.append(name)
         if not can_fork() or any(of_app(one) for one in newest(len(sys.modules) - before)):
@@ -206,7 +204,8 @@ def of_app(name: str) -> bool:
 
 def stamps() -> list[Any]:
     """The folders of packages as they are: what is installed or removed changes them."""
-    return [[place, os.stat(place).st_mtime_ns] for place in INSTALLED if os.path.isdir(place)]
+    places = sorted({os.path.realpath(place) for place in INSTALLED})
+    return [[place, os.stat(place).st_mtime_ns] for place in places if os.path.isdir(place)]
 
 
 def remember() -> None:

@@ -241,7 +241,9 @@ class Nursery:
         if running is not None and running.dead() and self._lock.acquire(blocking=False):
             try:
                 if running is self._server:
-                    self._retire()
+                    self._server = None
+                    self._retired.append(running)
+                    self.counts["died"] += 1
             finally:
                 self._lock.release()
         for old in list(self._retired):
