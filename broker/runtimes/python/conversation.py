@@ -24,7 +24,8 @@ _encode = msgspec.json.Encoder().encode
 class Head(msgspec.Struct):
     ok: bool
     size: int
-    modules: list[str] = []
+    modules: list[str] = []  # that it has imported, of those that are kept warm
+    sources: list[str] = []  # of the app, that it has compiled
 
 
 class Heard(msgspec.Struct):
