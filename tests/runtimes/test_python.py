@@ -143,6 +143,7 @@ def test_what_is_printed_stays_off_the_protocol(served):
         ("exits", "exited with code 4; it said: last words"),
         ("interrupts", "exited with code 1; it said"),
         ("dies", "killed by SIGKILL"),
+        ("lets_go", "exited with code 1; it said"),
         ("segfaults", "killed by SIGSEGV"),
     ],
 )
