@@ -143,6 +143,7 @@ def test_what_is_printed_stays_off_the_protocol(served):
         ("exits", "exited with code 4; it said: last words"),
         ("interrupts", "exited with code 1; it said"),
         ("dies", "killed by SIGKILL"),
+        ("lets_go", "exited with code 1; it said"),
         ("segfaults", "killed by SIGSEGV"),
     ],
 )
@@ -236,6 +237,24 @@ def test_an_edit_is_seen_by_the_next_call(start, tmp_path):
     for number in range(8):
         (root / "tools" / "vec.py").write_text(source.format(number))
         assert broker.call("run")["output_json"] == str(number)
+
+
+def test_an_edit_is_seen_of_a_source_that_has_been_compiled_ahead(start, tmp_path):
+    source = "import sys\nfrom tools.other import VALUE\ndef run(payload):\n    return VALUE\n"
+    root = python_app(tmp_path / "app", source)
+    python_app(root, "VALUE = 1\n", "other")
+    broker = start(config=python_config(root, "run"))
+    time.sleep(2.1)  # from then on it is no fresh edit
+    for _ in range(3):
+        assert broker.call("run")["output_json"] == "1"
+        time.sleep(0.05)
+    python_app(root, "VALUE = 2\n", "other")
+    assert broker.call("run")["output_json"] == "2"
+    (root / "tools" / "other.py").unlink()
+    assert broker.call("run")["code"] == "ModuleNotFoundError"
+    (root / "tools" / "new.py").write_text("VALUE = 3\n")
+    (root / "tools" / "new.py").rename(root / "tools" / "other.py")
+    assert broker.call("run")["output_json"] == "3"
 
 
 def test_two_apps_may_have_packages_of_the_same_name(start, tmp_path):

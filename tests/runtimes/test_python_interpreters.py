@@ -160,7 +160,9 @@ def test_a_daemon_that_a_call_leaves_behind_is_ended(start, tmp_path):
     source = "import subprocess\ndef run(payload):\n    return subprocess.Popen(['sleep', '600']).pid\n"
     far = "import os, time\ndef far(payload):\n    if os.fork() == 0:\n        os.setsid()\n"
     far += "        if os.fork() == 0:\n            open(payload['file'], 'w').write(str(os.getpid()))\n"
-    far += "            time.sleep(600)\n        os._exit(0)\n    return 1\n"
+    far += "            time.sleep(600)\n        os._exit(0)\n"
+    far += "    while not os.path.exists(payload['file']) or not open(payload['file']).read():\n"
+    far += "        time.sleep(0.001)\n    return 1\n"
     root = python_app(tmp_path / "app", source + far)
     broker = start(config=python_config(root, "run", "far"))
     pid = answer(broker)

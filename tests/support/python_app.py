@@ -57,6 +57,9 @@ def exits(payload):
 def interrupts(payload):
     raise KeyboardInterrupt
 
+def lets_go(payload):
+    os.closerange(3, 256)
+
 def dies(payload):
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,6 +16,7 @@ from broker.runtimes.python.server import Child
 
 CHUNK = 1 << 18
 LATE, TOO_LONG, DEAD, JUNK, UNASKED = "late", "too long", "dead", "junk", "unasked"
+LAST_SECONDS = 0.2  # from the end of its wire to its own
 HEAD_BYTES = 1 << 20  # of an answer, at most: the names of modules are in it
 
 _encode = msgspec.json.Encoder().encode
@@ -24,7 +25,8 @@ _encode = msgspec.json.Encoder().encode
 class Head(msgspec.Struct):
     ok: bool
     size: int
-    modules: list[str] = []
+    modules: list[str] = []  # that it has imported, of those that are kept warm
+    sources: list[str] = []  # of the app, that it has compiled
 
 
 class Heard(msgspec.Struct):
@@ -94,6 +96,10 @@ def _listen(child: Child, deadline: float, most: int) -> Heard:
                 heard.ended = JUNK
     else:
         heard.ended = heard.ended or LATE
+    if heard.ended == DEAD:  # it has let go of its wire; how it ends is worth a moment
+        poller = select.poll()
+        poller.register(child.pidfd, select.POLLIN)
+        poller.poll(min(LAST_SECONDS, max(0.0, deadline - time.monotonic())) * 1000)
     _read_stderr(child, said)
     heard.said = bytes(said)
     return heard

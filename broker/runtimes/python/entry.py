@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -106,13 +105,15 @@ def _plain(value: Any) -> Any:
 
 def find_within(module: str, root: str) -> None:
     """Before anything of it is run: is it a module of the app's own, all the way down?"""
+    from importlib.util import find_spec
+
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         raise PermissionError(f"{module!r} is no name of a module")
     for count in range(1, len(parts) + 1):  # finding a module imports its parents, which have been found to be ours
         name = ".".join(parts[:count])
         try:
-            spec = importlib.util.find_spec(name)
+            spec = find_spec(name)
         except ValueError:  # __main__ and the like
             raise PermissionError(f"{name} is not a module of the app's own") from None
         if spec is None:

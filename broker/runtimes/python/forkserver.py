@@ -6,6 +6,7 @@ fd 0 is a socket to the broker, of packets: a letter, then numbers of processes 
     e  the first process is ended with its group                                → its status
     b  no more than the others can                                              → 0
     l  a list of modules, which are imported           → {"unfit":[…],"spoilt":b,"stamps":[…]}
+    c  a list of the app's sources, which are compiled, not run    → 0
 
 The (other) processes of f, r, e and b have answered: they are ended, and waited for when there is time.
 
@@ -25,12 +26,13 @@ if sys.path[:1] == [HERE]:  # not where PYTHONSAFEPATH is set
 import _socket  # noqa: E402
 import atexit  # noqa: E402
 import gc  # noqa: E402
-import importlib.util  # noqa: E402
 import itertools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import site  # noqa: E402
+import time  # noqa: E402
+from importlib.machinery import SourceFileLoader  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +46,10 @@ try:
 except (ImportError, OSError, AttributeError):  # an interpreter without it: a killed broker's children end later
     _prctl = None
 
-_spec = importlib.util.spec_from_file_location("_toolhost_broker_entry", os.path.join(HERE, "entry.py"))
-assert _spec is not None
-assert _spec.loader is not None
-entry: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(entry)
+sys.path.insert(0, HERE)
+import entry  # type: ignore[import-not-found]  # noqa: E402
+
+del sys.path[0], sys.modules["entry"]  # the app may have a module of that name
 
 PACKET = 1 << 20
 NUMBER = 4  # bytes
@@ -57,10 +58,14 @@ ROOM_FOR_FDS = _socket.CMSG_SPACE(2 * NUMBER)
 TASKS = "/proc/self/task"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 LOOK_SECONDS = 0.05  # between two looks at who is dead
+LARGEST_SOURCE = 1 << 18  # bytes that are compiled here
+MOST_SOURCES = 4096
 REHEARSALS = 16  # until the interpreter has adapted its code to what is done in each call
 
 root = os.getcwd()
 by_top: dict[str, list[str]] = {}
+compiled: dict[str, tuple[Any, Any]] = {}  # of the app's sources: what the file was, its code
+sources: list[str] = []  # that a child has compiled itself
 control = _socket.socket(fileno=os.dup(0))
 
 
@@ -90,7 +95,7 @@ def serve() -> None:
             break
         asked = data[:1]
         fds = numbers(b"".join([content for _, _, content in ancillary]))
-        pids = numbers(data[1:]) if asked != b"l" else []
+        pids = numbers(data[1:]) if asked not in b"lc" else []
         said = 0
         if asked in b"fr":
             said = fork(fds, asked == b"r")
@@ -98,6 +103,8 @@ def serve() -> None:
         elif asked == b"e":
             said = end(pids[0])
             children.discard(pids.pop(0))
+        elif asked == b"c":
+            compile_sources(json.loads(data[1:]))
         if asked == b"l":
             unfit, spoilt = load(json.loads(data[1:]))
             control.send(json.dumps({"unfit": unfit, "spoilt": spoilt, "stamps": stamps()}).encode())
@@ -157,7 +164,7 @@ def load(modules: list[str]) -> tuple[list[str], bool]:
             continue
         before = len(sys.modules)
         try:
-            importlib.import_module(name)
+            __import__(name)
         except BaseException:  # whatever it is, the call will see it, too
             unfit.append(name)
         if not can_fork() or any(of_app(one) for one in newest(len(sys.modules) - before)):
@@ -169,6 +176,43 @@ def load(modules: list[str]) -> tuple[list[str], bool]:
     gc.collect()
     gc.freeze()
     return unfit, spoilt
+
+
+def identity(path: str) -> Any:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def compile_sources(paths: list[str]) -> None:
+    """Those that have not been edited just now: two edits within a moment look alike."""
+    for path in paths:
+        try:
+            before = identity(path)
+            settled = time.time() - max(before[:2]) / 1e9 > entry.SETTLED_SECONDS
+            if settled and before[2] <= LARGEST_SOURCE and len(compiled) < MOST_SOURCES:
+                with open(path, "rb") as file:
+                    code = SourceFileLoader("", path).source_to_code(file.read(), path)
+                if identity(path) == before:
+                    compiled[path] = before, code
+        except Exception:  # whatever it is, the call has seen it, too
+            continue
+    gc.freeze()
+
+
+def remember_code() -> None:
+    """Modules of the app are run in each child, from code that has been compiled once."""
+    usual = SourceFileLoader.get_code
+
+    def get_code(self: Any, fullname: str) -> Any:
+        path = self.path
+        kept = compiled.get(path)
+        if kept is not None and kept[0] == identity(path):
+            return kept[1]
+        if not path.startswith(INSTALLED):
+            sources.append(path)
+        return usual(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
 def can_fork() -> bool:
@@ -206,7 +250,8 @@ def of_app(name: str) -> bool:
 
 def stamps() -> list[Any]:
     """The folders of packages as they are: what is installed or removed changes them."""
-    return [[place, os.stat(place).st_mtime_ns] for place in INSTALLED if os.path.isdir(place)]
+    places = sorted({os.path.realpath(place) for place in INSTALLED})
+    return [[place, os.stat(place).st_mtime_ns] for place in places if os.path.isdir(place)]
 
 
 def remember() -> None:
@@ -229,6 +274,7 @@ def rehearse() -> None:
     report(run({"entry": "rehearsal:run", "guarded": False}, b'{"a": [1, "b", null]}'), newest(1))
     flush()
     del sys.path[0], sys.modules["rehearsal"]
+    sources.clear()
     sys.path_importer_cache.pop(HERE, None)
     try:  # noqa: SIM105
         shadowed()
@@ -294,6 +340,7 @@ def live(wire: _socket.socket, reuse: bool) -> int:
             atexit._run_exitfuncs()
         flush()
         wire.sendall(report(outcome, [] if reuse else newest(len(sys.modules) - known)))
+        sources.clear()
         if not reuse:
             receive(wire, 1)  # whoever waits for this wakes up on our processor: our end is not to keep it waiting
             return 0
@@ -343,7 +390,7 @@ def run(asked: Any, given: bytes) -> Any:
 def report(outcome: Any, learned: Iterable[str]) -> bytes:
     text: bytes = outcome.text.encode()
     modules = [name for name in learned if is_installed(sys.modules.get(name))]
-    head = json.dumps({"ok": outcome.ok, "size": len(text), "modules": modules})
+    head = json.dumps({"ok": outcome.ok, "size": len(text), "modules": modules, "sources": sources[:MOST_SOURCES]})
     return head.encode() + b"\n" + text
 
 
@@ -374,7 +421,9 @@ def flush() -> None:
 if __name__ == "__main__":
     os.dup2(2, 1)
     entry.mind_edits()
+    remember_code()
     remember()
+    compile_sources([os.path.join(HERE, "rehearsal.py")])
     for _ in range(REHEARSALS):
         rehearse()
     serve()

@@ -6,6 +6,7 @@ children may end, new ones are the next server's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from broker.policy.starts import Starts
 from broker.pool.process import Spawner, SpawnError, Spec
 from broker.pool.rules import STARTUP_SECONDS
 from broker.runtimes.python import server
+from broker.runtimes.python.entry import SETTLED_SECONDS
 from broker.runtimes.python.server import Child, Server, ServerDied
 
 SPARES = 2  # children that wait for a call, so that none waits for a fork
@@ -53,6 +55,7 @@ class Nursery:
         self._modules: dict[str, None] = {}  # kept warm, in the order in which they were first imported
         self._unfit: set[str] = set()
         self._stamps: list[tuple[str, int]] = []
+        self._compiled: dict[str, float] = {}  # sources, and when they may be compiled once more
         self.counts = {"started": 0, "forked": 0, "died": 0, "recycled": 0}
         self._closing = threading.Event()
         self._burying = False  # soon
@@ -214,6 +217,19 @@ class Nursery:
             else:
                 self._drop_spares()
 
+    def compile(self, sources: Iterable[str]) -> None:
+        """A child has compiled these: the server does it for the next ones, unless they have just been edited."""
+        now = time.monotonic()
+        due = [one for one in sources if now >= self._compiled.get(one, 0.0)]
+        running = self._server
+        if not due or running is None or self._closing.is_set():
+            return
+        if len(self._compiled) > MOST_MODULES:
+            self._compiled.clear()
+        self._compiled |= dict.fromkeys(due, now + SETTLED_SECONDS)
+        with contextlib.suppress(ServerDied):
+            running.compile(due)
+
     def _outdated(self) -> bool:
         """Packages were installed or removed."""
         try:
@@ -224,6 +240,7 @@ class Nursery:
     def _retire(self) -> None:
         old, self._server = self._server, None
         self._stamps = []
+        self._compiled.clear()
         if old is not None:
             self.counts["died" if old.dead() else "recycled"] += 1
             self._retired.append(old)
@@ -241,7 +258,9 @@ class Nursery:
         if running is not None and running.dead() and self._lock.acquire(blocking=False):
             try:
                 if running is self._server:
-                    self._retire()
+                    self._server = None
+                    self._retired.append(running)
+                    self.counts["died"] += 1
             finally:
                 self._lock.release()
         for old in list(self._retired):

@@ -201,8 +201,11 @@ class Program:
             nursery.starts.succeeded()
             if not self.settings.reuse:
                 nursery.leave(child)
-        if heard.head is not None and heard.head.modules:
-            nursery.learn(heard.head.modules)
+        if heard.head is not None:
+            if heard.head.modules:
+                nursery.learn(heard.head.modules)
+            if heard.head.sources:
+                nursery.compile(heard.head.sources)
         nursery.refill()
 
 

@@ -25,7 +25,7 @@ LOAD_SECONDS = 120.0  # for all modules that are kept warm
 FORK_SECONDS = 30.0
 PACKET = 1 << 20
 
-LOAD, FORK, FORK_FOR_MANY, END, BURY = b"l", b"f", b"r", b"e", b"b"  # as forkserver.py has them
+LOAD, COMPILE, FORK, FORK_FOR_MANY, END, BURY = b"l", b"c", b"f", b"r", b"e", b"b"  # as forkserver.py has them
 
 _encode = msgspec.json.Encoder().encode
 
@@ -92,6 +92,9 @@ class Server:
     def load(self, modules: list[str], seconds: float = LOAD_SECONDS) -> Loaded:
         return _loaded(self._ask(LOAD + _encode(modules), seconds))
 
+    def compile(self, sources: list[str], seconds: float = LOAD_SECONDS) -> None:
+        self._ask(COMPILE + _encode(sources), seconds)
+
     def fork(self, reuse: bool) -> Child:
         ours, theirs = socket.socketpair()
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -136,7 +139,7 @@ class Server:
             if self.stopped:
                 raise ServerDied("its interpreter has ended")
             try:
-                if question[:1] != LOAD:
+                if question[:1] not in (LOAD, COMPILE):
                     leaving = [self.leaving.popleft() for _ in range(len(self.leaving))]
                     self.children.difference_update(leaving)
                     question += b"".join([_four(child.pid) for child in leaving])
