@@ -89,7 +89,7 @@ def batches(draw: st.DrawFn, some_names: list[str]) -> bytes:
     return b"\n".join(lines) + draw(st.sampled_from([b"", b"\n"]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(batches(names))
 @example(
     b'{"aid":"T","idempotency_key":"a"}\n{"aid":"T","idempotency_key":""}\n{"aid":"T","idempotency_key":"\\u0061"}'
@@ -101,7 +101,7 @@ def test_requests_are_read_alike_together_and_alone(lines):
     assert scanned(lines, 100) == scanned(lines, 1)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(batches(reply_names), st.none() | st.lists(scalars, max_size=6))
 def test_replies_are_taken_alike_together_and_alone(lines, ids):
     joined = None if ids is None else b"".join(one + b"\n" for one in ids)
@@ -111,7 +111,7 @@ def test_replies_are_taken_alike_together_and_alone(lines, ids):
 good = st.one_of(strings, integers, st.sampled_from([b"null", b"[4]"]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(batches(reply_names), st.none() | good)
 def test_replies_are_judged_as_msgspec_reads_them(lines, name):
     for line in lines.split(b"\n"):

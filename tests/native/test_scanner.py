@@ -62,7 +62,7 @@ def test_bytes_that_are_not_json_are_refused_by_both(line):
     agree(line)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_a_changed_byte_is_judged_alike(data):
     line = bytearray(
