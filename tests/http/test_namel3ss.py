@@ -59,6 +59,18 @@ def test_the_handshake_promises_nothing_that_is_not_kept(web):
     assert ask(web, body, "/capabilities/handshake")["ok"] is False
 
 
+def test_the_handshake_takes_what_the_client_sends(web):
+    """An object: what is false in it is not required."""
+    body = {"protocol_version": 1, "tool_name": "greeter", "runner": "service"}
+    none = {"no_network": False, "no_subprocess": False}
+    found = ask(web, {**body, "required_guarantees": none}, "/capabilities/handshake")
+    assert found == {"ok": True, "enforcement": "none", "supported_guarantees": {}}
+    some = {"no_network": True, "no_subprocess": False, "secrets_allowed": []}
+    found = ask(web, {**body, "required_guarantees": some}, "/capabilities/handshake")
+    assert found["ok"] is False
+    assert found["error"]["message"] == "the broker does not enforce: no_network, secrets_allowed"
+
+
 def test_the_path_is_the_operators_to_choose(start_web, where):
     _, web = start_web("--plugin", where["demo_plugin"], env={"BROKER_HTTP_TOOLS_PATH": "/n3/tools"})
     assert ask(web, asking("AID.DEMO.ECHO.v1", {"n": 1}), "/n3/tools")["result"] == {"n": 1}

@@ -139,6 +139,25 @@ def test_a_key_runs_its_tool_once(tmp_path):
         assert (tmp_path / "ran").read_text() == "x"
 
 
+def test_processes_that_have_answered_are_gone_and_so_is_a_fork_server_that_has_died(tmp_path, app):
+    with make(tmp_path, python_config(app, "parent", "greet")) as tools:
+        before = psutil.Process(tools.call("parent", {}).output)
+        for _ in range(5):
+            tools.call("greet", {"name": "Ada"})
+        deadline = time.monotonic() + 5
+        while len(before.children()) != 2 or any(one.status() == psutil.STATUS_ZOMBIE for one in before.children()):
+            assert time.monotonic() < deadline, "two that wait, and nobody else"
+            time.sleep(0.01)
+        before.kill()
+        while before.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert tools.call("parent", {}).output != before.pid
+        while before.is_running():
+            tools.call("greet", {"name": "Ada"})
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_closing_ends_what_runs_and_all_processes(tmp_path, app):
     before = family()
     tools = make(tmp_path, python_config(app, "loops"))

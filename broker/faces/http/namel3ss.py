@@ -57,7 +57,7 @@ class Asking(Struct):
 class Handshake(Struct):
     """What is required: an object, of whose members those that are false mean nothing; or a list of names."""
 
-    required_guarantees: dict[str, Any] | list[Any] | None = None
+    required_guarantees: dict[str, Any] | list[str] | None = None
 
 
 _asking = msgspec.json.Decoder(Asking)
@@ -174,7 +174,7 @@ class Namel3ss:
         if isinstance(required, dict):
             missing = [name for name, value in required.items() if value not in (False, None)]
         else:
-            missing = [str(name) for name in required or ()]
+            missing = required or []
         said = {"ok": not missing, "enforcement": "none", "supported_guarantees": [] if required == [] else {}}
         if missing:
             words = f"the broker does not enforce: {', '.join(missing)}"[: traces.LONGEST]

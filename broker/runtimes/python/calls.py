@@ -94,7 +94,15 @@ class PythonCalls:
             if child is None and held:  # a signal's handler has raised: it might still answer
                 child = held[-1]
                 child.kill()
-            self._helper.soon(lambda: self.program.tidy(child, heard))
+            self._helper.soon(lambda: self._tidy(child, heard))
+
+    def _tidy(self, child: Child | None, heard: Heard) -> None:
+        """There is no janitor here: what he would see to is seen to with each call."""
+        nursery = self.program.nursery
+        self.program.tidy(child, heard)
+        nursery.look()
+        if nursery.to_bury():
+            nursery.bury()
 
     def _at_helper(self, job: Callable[[], Said], unwanted: Callable[[Said], object] = lambda _: None) -> Said:
         """`unwanted` gets what comes of it, if nobody waits for that any more."""
