@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, add_socket, ask, fail, printable, socket_path, subcommand
+from broker.cli.common import Trouble, add_call, add_socket, ask, call_of, fail, printable, socket_path, subcommand
 
 EPILOG = """\
 examples:
@@ -26,12 +26,13 @@ def add(commands: Any) -> None:
     parser = subcommand(
         commands, "call", "call a tool and print its output", "Calls a tool once and prints its output.", EPILOG
     )
-    parser.add_argument("aid", metavar="AID", help="the tool's name, as `broker tools` shows it")
-    parser.add_argument("json", metavar="JSON", nargs="?", default="{}", help="its input; - reads stdin (default: {})")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long the tool may run")
-    parser.add_argument("--key", metavar="KEY", help="idempotency key")
-    parser.add_argument("--lease", metavar="TOKEN", help="lease token")
-    parser.add_argument("--session", metavar="NAME", help="the session whose state event tools build on")
+    add_call(
+        parser,
+        "the tool's name, as `broker tools` shows it",
+        key="idempotency key",
+        lease="lease token",
+        session="the session whose state event tools build on",
+    )
     parser.add_argument("--stream", action="store_true", help="show on stderr what the tool tells while it runs")
     parser.add_argument("--raw", action="store_true", help="print the whole reply line instead of the output")
     add_socket(parser)
@@ -40,21 +41,9 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        text = sys.stdin.read() if arguments.json == "-" else arguments.json
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        return fail(ValueError(f"the input is not JSON: {error} (quote it for the shell: '{{\"key\":1}}')"), 2)
-    request: dict[str, Any] = {"aid": arguments.aid, "input_json": text}
-    if arguments.timeout is not None:
-        if not 0 < arguments.timeout < 1e6:
-            return fail(ValueError("--timeout must be a number of seconds above 0"), 2)
-        request["timeout_ms"] = max(1, round(arguments.timeout * 1000))
-    if arguments.key is not None:
-        request["idempotency_key"] = arguments.key
-    if arguments.lease is not None:
-        request["_lease_token"] = arguments.lease
-    if arguments.session is not None:
-        request["session"] = arguments.session
+        request = call_of(arguments)
+    except ValueError as error:
+        return fail(error, 2)
     hear: Callable[[bytes], bool] = _silence
     if arguments.stream:
         request |= {"id": 1, "stream": True}

@@ -31,6 +31,32 @@ def subcommand(commands: Any, name: str, summary: str, description: str, epilog:
     return parser
 
 
+def add_call(parser: argparse.ArgumentParser, tool: str, *, key: str, lease: str, session: str) -> None:
+    """A call, as the line protocol has it; in words of their own where commands differ."""
+    parser.add_argument("aid", metavar="AID", help=tool)
+    parser.add_argument("json", metavar="JSON", nargs="?", default="{}", help="its input; - reads stdin (default: {})")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long the tool may run")
+    parser.add_argument("--key", metavar="KEY", help=key)
+    parser.add_argument("--lease", metavar="TOKEN", help=lease)
+    parser.add_argument("--session", metavar="NAME", help=session)
+
+
+def call_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The request object. What is wrong is a ValueError that says what to write."""
+    try:
+        text = sys.stdin.read() if arguments.json == "-" else arguments.json
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(f"the input is not JSON: {error} (quote it for the shell: '{{\"key\":1}}')") from None
+    call: dict[str, Any] = {"aid": arguments.aid, "input_json": text}
+    if arguments.timeout is not None:
+        if not 0 < arguments.timeout < 1e6:
+            raise ValueError("--timeout must be a number of seconds above 0")
+        call["timeout_ms"] = max(1, round(arguments.timeout * 1000))
+    given = {"idempotency_key": arguments.key, "_lease_token": arguments.lease, "session": arguments.session}
+    return call | {name: value for name, value in given.items() if value is not None}
+
+
 def add_socket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--socket",

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from broker.cli.common import Trouble, Unreachable, add_socket, ask, fail, socket_path, subcommand
+from broker.cli.common import Trouble, Unreachable, add_call, add_socket, ask, call_of, fail, socket_path, subcommand
 
 EPILOG = """\
 examples:
@@ -37,8 +37,13 @@ def add(commands: Any) -> None:
         "Puts a call into the cluster's queue, which NATS keeps.",
         EPILOG,
     )
-    parser.add_argument("aid", metavar="AID", help="the tool's name; one that no broker has yet may be queued, too")
-    parser.add_argument("json", metavar="JSON", nargs="?", default="{}", help="its input; - reads stdin (default: {})")
+    add_call(
+        parser,
+        "the tool's name; one that no broker has yet may be queued, too",
+        key="idempotency key, beside the id",
+        lease="lease token; it has to be alive when the call runs",
+        session="a session at the broker that runs it",
+    )
     parser.add_argument(
         "--id", metavar="ID", help="the call's name: the same one is the same call (default: a new one)"
     )
@@ -50,31 +55,19 @@ def add(commands: Any) -> None:
         const=float("inf"),
         help="for the result, so long (without a number: until there is one)",
     )
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long the tool may run")
-    parser.add_argument("--session", metavar="NAME", help="a session at the broker that runs it")
-    parser.add_argument("--key", metavar="KEY", help="idempotency key, beside the id")
-    parser.add_argument("--lease", metavar="TOKEN", help="lease token; it has to be alive when the call runs")
     add_socket(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        text = sys.stdin.read() if arguments.json == "-" else arguments.json
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        return fail(ValueError(f"the input is not JSON: {error} (quote it for the shell: '{{\"key\":1}}')"), 2)
-    call: dict[str, Any] = {"aid": arguments.aid, "input_json": text}
-    if arguments.timeout is not None:
-        if not 0 < arguments.timeout < 1e6:
-            return fail(ValueError("--timeout must be a number of seconds above 0"), 2)
-        call["timeout_ms"] = max(1, round(arguments.timeout * 1000))
+        call = call_of(arguments)
+    except ValueError as error:
+        return fail(error, 2)
     if arguments.wait is not None and not arguments.wait >= 0:
         return fail(ValueError("--wait must be a number of seconds, or nothing"), 2)
-    given = {"id": arguments.id, "session": arguments.session, "idempotency_key": arguments.key}
-    call |= {name: value for name, value in given.items() if value is not None}
-    if arguments.lease is not None:
-        call["_lease_token"] = arguments.lease
+    if arguments.id is not None:
+        call["id"] = arguments.id
     try:
         path = socket_path(arguments)
         queued = put(path, call)

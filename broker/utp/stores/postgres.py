@@ -14,7 +14,6 @@ from broker.errors import ConfigError
 from broker.utp.model import RESULT_CARD, Card, Report, ToolDefinition
 from broker.utp.stores import rows
 from broker.utp.stores.base import ReportRefused, StoreAway, StoreRefused
-from broker.utp.text import told
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -86,7 +85,7 @@ class Postgres:
         row = await self._do(
             lambda one: one.fetchrow(f"{_CARD} AND card_id = $2 AND deleted_at IS NULL", project_id, card_id)
         )
-        return _card(row)
+        return rows.card(row)
 
     async def result_of(self, project_id: str, tool_call_id: str) -> Card | None:
         return await self._do(lambda one: _result_of(one, project_id, tool_call_id))
@@ -119,11 +118,11 @@ class Postgres:
 
     async def tool(self, project_id: str, tool_name: str) -> ToolDefinition | None:
         row = await self._do(lambda one: one.fetchrow(f"{_TOOL} AND tool_name = $2", project_id, tool_name))
-        return _definition(row) if row is not None else None
+        return rows.definition(row) if row is not None else None
 
     async def tools(self, project_id: str) -> list[ToolDefinition]:
         found = await self._do(lambda one: one.fetch(f"{_TOOL} ORDER BY tool_name", project_id))
-        return [_definition(row) for row in found]
+        return [rows.definition(row) for row in found]
 
     async def make_project(self, project_id: str) -> None:
         raise StoreRefused(f"{project_id}: projects are made by CommonGround's own management (POST /projects)")
@@ -199,7 +198,7 @@ def _trouble(error: Exception) -> StoreAway | StoreRefused:
 
 async def _result_of(one: PoolConnectionProxy[Any], project_id: str, tool_call_id: str) -> Card | None:
     where = "AND md5(tool_call_id) = md5($2) AND tool_call_id = $2 AND metadata->>'type' = $3"
-    return _card(await one.fetchrow(f"{_CARD} {where} LIMIT 1", project_id, tool_call_id, RESULT_CARD))
+    return rows.card(await one.fetchrow(f"{_CARD} {where} LIMIT 1", project_id, tool_call_id, RESULT_CARD))
 
 
 async def _insert(one: PoolConnectionProxy[Any], table: str, row: dict[str, Any]) -> bool:
@@ -210,18 +209,3 @@ async def _insert(one: PoolConnectionProxy[Any], table: str, row: dict[str, Any]
         " ON CONFLICT DO NOTHING RETURNING 1"
     )
     return bool(await one.fetchval(query, *row.values()))
-
-
-def _card(row: Any) -> Card | None:
-    if row is None:
-        return None
-    return Card(row["card_id"], row["tenant_id"], told(row["content"]), _object(row["metadata"]), row["tool_call_id"])
-
-
-def _definition(row: Any) -> ToolDefinition:
-    return ToolDefinition(**dict(row) | {name: _object(row[name]) for name in ("parameters", "options")})
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    said = told(text)
-    return said if isinstance(said, dict) else {}

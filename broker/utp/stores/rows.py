@@ -1,4 +1,4 @@
-"""The rows of a report, in every store: what the agent finds in its inbox, and the edges of the call. Pure."""
+"""Rows in every store: those of a report (inbox, edges of the call), and what rows say of cards and tools. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from broker.utp.model import Report
+from broker.utp.model import Card, Report, ToolDefinition
 from broker.utp.span import MOST_DEPTH
 from broker.utp.stores.base import ReportRefused
+from broker.utp.text import told
 
 MESSAGE = "tool_result"
 BACKFILLED = "tool_runner_backfill"  # CommonGround's mark of an edge that the executor had to fill in
@@ -119,3 +120,21 @@ def _edge(report: Report, depth: int) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def card(row: Any) -> Card | None:
+    if row is None:
+        return None
+    return Card(row["card_id"], row["tenant_id"], told(row["content"]), _object(row["metadata"]), row["tool_call_id"])
+
+
+def definition(row: Any) -> ToolDefinition:
+    return ToolDefinition(**dict(row) | {name: _object(row[name]) for name in ("parameters", "options")})
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    said = told(text)
+    return said if isinstance(said, dict) else {}

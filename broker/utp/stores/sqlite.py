@@ -17,7 +17,6 @@ from broker.errors import ConfigError
 from broker.utp.model import RESULT_CARD, Card, Report, ToolDefinition
 from broker.utp.stores import rows
 from broker.utp.stores.base import StoreAway, StoreRefused
-from broker.utp.text import told
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class SQLite:
 
     async def card(self, project_id: str, card_id: str) -> Card | None:
         query = f"{_CARD} AND card_id = ? AND deleted_at IS NULL"
-        return await self._do(lambda one: _card(one.execute(query, (project_id, card_id)).fetchone()))
+        return await self._do(lambda one: rows.card(one.execute(query, (project_id, card_id)).fetchone()))
 
     async def result_of(self, project_id: str, tool_call_id: str) -> Card | None:
         return await self._do(lambda one: _result_of(one, project_id, tool_call_id))
@@ -125,11 +124,13 @@ class SQLite:
     async def tool(self, project_id: str, tool_name: str) -> ToolDefinition | None:
         query = f"SELECT {', '.join(_TOOL)} FROM tools WHERE project_id = ? AND tool_name = ?"
         row = await self._do(lambda one: one.execute(query, (project_id, tool_name)).fetchone())
-        return _definition(row) if row is not None else None
+        return rows.definition(row) if row is not None else None
 
     async def tools(self, project_id: str) -> list[ToolDefinition]:
         query = f"SELECT {', '.join(_TOOL)} FROM tools WHERE project_id = ? ORDER BY tool_name"
-        return [_definition(row) for row in await self._do(lambda one: one.execute(query, (project_id,)).fetchall())]
+        return [
+            rows.definition(row) for row in await self._do(lambda one: one.execute(query, (project_id,)).fetchall())
+        ]
 
     async def make_project(self, project_id: str) -> None:
         query = "INSERT OR IGNORE INTO projects (project_id, title) VALUES (?, ?)"
@@ -202,19 +203,4 @@ def _insert(one: sqlite3.Connection, table: str, row: dict[str, Any]) -> bool:
 
 def _result_of(one: sqlite3.Connection, project_id: str, tool_call_id: str) -> Card | None:
     query = f"{_CARD} AND tool_call_id = ? AND json_extract(metadata, '$.type') = '{RESULT_CARD}'"
-    return _card(one.execute(query, (project_id, tool_call_id)).fetchone())
-
-
-def _card(row: Any) -> Card | None:
-    if row is None:
-        return None
-    return Card(row["card_id"], row["tenant_id"], told(row["content"]), _object(row["metadata"]), row["tool_call_id"])
-
-
-def _definition(row: Any) -> ToolDefinition:
-    return ToolDefinition(**dict(row) | {name: _object(row[name]) for name in ("parameters", "options")})
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    said = told(text)
-    return said if isinstance(said, dict) else {}
+    return rows.card(one.execute(query, (project_id, tool_call_id)).fetchone())
