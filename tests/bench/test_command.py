@@ -191,6 +191,11 @@ def test_the_page_is_well_formed_whole_and_has_the_figures(measured):
 
 def test_two_reports_are_compared_and_what_is_beyond_the_spread_is_marked(measured, capsys, tmp_path):
     tree = json.loads(measured.read_text())
+    for case in (*tree["cases"], *tree["client"]):  # a busy machine's rounds may differ by more than ten times
+        case["rounds"] = [case["rounds"][0]] * len(case["rounds"])
+    measured = tmp_path / "steady.json"
+    measured.write_text(json.dumps(tree))
+    tree = json.loads(measured.read_text())  # no part of it twice
     slow = tree["cases"][1]
     for part in slow["rounds"]:
         part["answered"] = part["answered"] // 10

@@ -308,8 +308,8 @@ def test_a_full_queue_takes_no_more_and_loses_nothing(crowd):
 def test_results_and_dead_calls_expire(crowd):
     broker = crowd.start("--cluster", "short", config="[queue]\nresult_seconds = 1\ndead_seconds = 2\n")
     queued(broker, "gone 0 ok", "gone")
-    queued(broker, "died 0 die", "died")
     assert result(broker, "gone", 5)["state"] == "done"
+    queued(broker, "died 0 die", "died")
     assert result(broker, "died", 5)["state"] == "dead"
     broker.eventually(lambda: result(broker, "gone").get("type") == "not_found")
     broker.eventually(lambda: result(broker, "died").get("type") == "not_found")

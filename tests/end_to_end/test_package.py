@@ -31,6 +31,7 @@ def test_an_sdist_builds_a_wheel_with_the_module_the_toolhost_and_the_plugins(tm
         "wheel",
         "--quiet",
         "--no-deps",
+        "--no-build-isolation",  # `make` has installed this one with isolation
         "--wheel-dir",
         str(tmp_path),
         str(tmp_path / name),
