@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-JOBS   ?= 5
+JOBS   ?= 4
 
 COMPILED := $(shell find native toolhost cmake -type f) CMakeLists.txt pyproject.toml
 

@@ -198,6 +198,9 @@ def test_the_page_shows_http_by_calls_under_way(measured):
 def test_two_reports_over_http_are_compared_with_their_client(measured):
     whole = report.read(str(measured[1]))
     slower = report.read(str(measured[1]))
+    for one in (*whole.client, *slower.client):  # a busy machine's rounds may differ by more than ten times
+        for part in one.rounds:
+            part.p50 = one.rounds[0].p50
     for part in slower.client[0].rounds:
         part.p50 *= 10
     same = compare(whole, whole, Paint(False))

@@ -177,13 +177,13 @@ def test_a_call_that_waits_with_a_revoked_lease_is_answered_at_once_and_does_not
     broker = start(config=one(tmp_path, effects=["file_write"], head=LEASED))
     first, second = lease(broker), lease(broker)
     with broker.wire() as wire:
-        wire.send(slow(1, id="runs", _lease_token=first), slow(0, id="waits", _lease_token=second))
+        wire.send(slow(2, id="runs", _lease_token=first), slow(0, id="waits", _lease_token=second))
         time.sleep(0.3)
         begin = time.monotonic()
         assert broker_command(tmp_path, "lease", "revoke", second, "--socket", broker.path).returncode == 0
         reply = wire.reply()
         assert (reply["id"], reply["reason"]) == ("waits", "lease not found")
-        assert time.monotonic() - begin < 0.6
+        assert time.monotonic() - begin < 1.5
         assert wire.reply()["ok"]
     assert ran(tmp_path) == 1
 

@@ -32,6 +32,7 @@ def test_an_sdist_builds_a_wheel_with_the_module_the_toolhost_and_the_plugins(tm
         "--quiet",
         "--no-deps",
         "--no-build-isolation",  # `make` has installed this one with isolation
+        "--config-settings=cmake.build-type=Debug",  # which is compiled sooner
         "--wheel-dir",
         str(tmp_path),
         str(tmp_path / name),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import functools
 import itertools
 import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +47,15 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 def build_ledger_plugin(folder: Path, include: str) -> Path:
-    plugin = folder / "ledger_plugin.so"
+    """A copy of its own for each test, built once."""
+    return Path(shutil.copy(_built(include), folder / "ledger_plugin.so"))
+
+
+@functools.cache
+def _built(include: str) -> Path:
+    folder = tempfile.mkdtemp(prefix="ledger-plugin-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    plugin = Path(folder, "ledger_plugin.so")
     source = Path(__file__).with_name("ledger_plugin.cpp")
     command = ["c++", "-std=c++17", "-shared", "-fPIC", "-O1", f"-I{include}", str(source), "-o", str(plugin)]
     subprocess.run(command, check=True)
