@@ -259,4 +259,4 @@ def test_brokers_and_nats_are_killed_under_load_and_each_call_is_told_of_once(cr
         assert (state == "done" and runs[call_id] == 1) or (
             state == "dead" and dead(brokers[1], call_id)["may_have_run"]
         )
-    assert operate(brokers[1], "status")["queue"]["calls"] == 0
+    brokers[1].eventually(lambda: operate(brokers[1], "status")["queue"]["calls"] == 0, 20)  # acks that got lost, too
