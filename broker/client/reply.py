@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -22,8 +23,15 @@ class Reply(Struct, frozen=True):
 
     @property
     def output(self) -> Any:
-        """The output as Python has it."""
-        return _decode_any(self.output_json)
+        """The output as Python has it. A Python tool's may have numbers that only Python's own JSON knows (NaN)."""
+        try:
+            return _decode_any(self.output_json)
+        except msgspec.DecodeError:
+            import json
+
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(self.output_json)
+            raise
 
 
 class Wire(Struct):

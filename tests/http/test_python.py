@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _bisect
 import json
+import math
 import os
 from pathlib import Path
 
@@ -245,9 +246,11 @@ def test_apps_that_are_not_configured_are_not_served(web, app):
         }
 
 
-def test_numbers_that_json_does_not_know_are_the_tools_error(web, app):
-    found = ask(web, app, "tools.vec:nan")
-    assert (found["error"]["type"], found["ok"]) == ("ValueError", False)
+def test_numbers_that_json_does_not_know_are_for_those_who_read_pythons(web, app):
+    assert math.isnan(ask(web, app, "tools.vec:nan")["result"][0])
+    found = web.execute("nan", {})
+    assert found.status == 500
+    assert found.json["metrics"]["error_code"] == "invalid_tool_output"
 
 
 def test_the_number_of_such_tools_is_bounded(start_web, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker import Client
 from tests.conftest import Brokers
 from tests.support.command import broker_command
 from tests.support.python_app import TOOLS, python_app, python_config
@@ -158,7 +160,6 @@ def test_a_process_that_ends_without_an_answer_is_a_crash(served, name, words):
     ("name", "code", "words"),
     [
         ("a_set", "TypeError", "Object of type <class 'set'> is not JSON serializable"),
-        ("nan", "ValueError", "a number that JSON does not know"),
         ("recurses", "RecursionError", "maximum recursion depth"),
         ("nested", "RecursionError", "recursion"),
     ],
@@ -167,6 +168,12 @@ def test_a_result_that_cannot_be_said_is_the_tools_error(served, name, code, wor
     reply = served.call(name)
     assert (reply["ok"], reply["status"], reply["code"]) == (False, "TOOL_ERROR", code)
     assert words in reply["error"]
+
+
+def test_nan_is_written_as_python_writes_it(served):
+    assert served.call("nan")["output_json"] == "[NaN]"
+    with Client(served.path) as client:
+        assert math.isnan(client.call("nan").output[0])
 
 
 def test_decimals_become_what_namel3ss_makes_of_them(served):

@@ -68,8 +68,8 @@ def answer(asked: dict[str, Any]) -> Outcome:
 
 
 def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outcome:
-    """`within`: the app root outside of which nothing is run. `ours`: not for namel3ss' local protocol, which has NaN
-    and no details of errors. sys.exit and the like are the caller's to see."""
+    """`within`: the app root outside of which nothing is run. `ours`: not for namel3ss' local protocol, which has no
+    details of errors. sys.exit and the like are the caller's to see."""
     module_name, _, name = entry.partition(":")
     try:
         if within:
@@ -84,10 +84,8 @@ def call(entry: str, payload: Any, within: str = "", ours: bool = False) -> Outc
     except Exception as error:
         return failed(error, whole=ours)
     try:
-        return Outcome(True, json.dumps(result, default=_plain, allow_nan=not ours))
+        return Outcome(True, json.dumps(result, default=_plain))
     except Exception as error:
-        if ours and isinstance(error, ValueError) and "float" in str(error):
-            error = ValueError("the result has a number that JSON does not know (NaN or Infinity)")
         return failed(error, 1)
 
 
