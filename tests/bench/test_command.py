@@ -90,7 +90,7 @@ def test_embedded_needs_no_broker(bench):
 def test_the_self_portrait_starts_a_broker_where_there_is_none(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cases, "SECONDS", 0.03)
+    monkeypatch.setattr(cases, "SECONDS", 0.1)
     monkeypatch.setattr(cases, "WARMUP", 0.01)
     monkeypatch.setattr(cases, "PASSES", 1)
     before = set(psutil.Process().children(recursive=True))

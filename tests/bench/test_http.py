@@ -32,7 +32,7 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cases, "SECONDS", 0.02)
+    monkeypatch.setattr(cases, "SECONDS", 0.06)
     monkeypatch.setattr(cases, "WARMUP", 0.01)
     monkeypatch.setattr(cases, "PASSES", 1)
 
